@@ -1,0 +1,38 @@
+# make demo    set everything up and run the main job on the embedded default
+# make test    set everything up; lint, types, import contracts and tests
+# make lint    lint, types and import contracts alone
+# make bench   the attention benchmark on this machine
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench setup clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qknorm needs Python 3.11 or newer; name one with make PYTHON=python3.12")'
+	@echo "setting up $(VENV) (a few minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,formats,tensorboard]'
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/python examples/saturation.py
+
+test: lint
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/attention.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

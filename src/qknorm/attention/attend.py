@@ -1,0 +1,161 @@
+"""softmax(scale · q kᵀ) v, with q and k normalised first where p is given: one meaning, several back ends.
+
+Letters in names of tensors: b batch, h heads, t queries in time, s keys in time (source), d head dimension.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qknorm.attention.norm import lp_normalize
+
+Backend = Literal["auto", "reference", "sdpa"]
+
+
+class Attended(NamedTuple):
+    """What the reference computed on its way; masked logits are −∞."""
+
+    output: Tensor
+    weights: Tensor
+    logits: Tensor
+
+
+def attend(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    p: float | Tensor | None = None,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Attention output (b, h, t, d), the same from every back end.
+
+    `scale` multiplies the logits: a number, or a tensor of one or of h numbers, which may learn. `p` normalises q and
+    k to unit Lp length first; without it they are taken as they come (normalised already, or dot-product attention).
+    `mask` is boolean (True = may attend) or additive, and broadcasts to (b, h, t, s). `is_causal` aligns the last
+    query with the last key. k and v may have fewer heads, each shared by h/kv queries' heads. A query that may attend
+    to nothing gets zeros. `dropout` is applied to the weights whenever it is above 0.
+    """
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    if backend == "reference":
+        return attend_with_weights(
+            q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout
+        ).output
+    if backend not in ("auto", "sdpa"):
+        raise ValueError(f"backend must be auto, reference or sdpa, got {backend!r}")
+    if p is not None:
+        q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
+    return _attend_sdpa(_scaled(q_bhtd, scale), k_bhsd, v_bhsd, mask, is_causal, dropout)
+
+
+def attend_with_weights(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    p: float | Tensor | None = None,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> Attended:
+    """The reference: the formula as it is written, in float32 or wider, with its weights and logits."""
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    out_dtype, wide = v_bhsd.dtype, torch.promote_types(q_bhtd.dtype, torch.float32)
+    with torch.autocast(q_bhtd.device.type, enabled=False):
+        q_bhtd, k_bhsd, v_bhsd = q_bhtd.to(wide), k_bhsd.to(wide), v_bhsd.to(wide)
+        if p is not None:
+            q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
+        group = q_bhtd.shape[1] // k_bhsd.shape[1]
+        k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
+
+        logits = _scaled(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
+        mask = _with_causal(mask, is_causal, q_bhtd.shape[-2], k_bhsd.shape[-2], q_bhtd.device)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
+        nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
+        weights = logits.masked_fill(nothing_visible, 0.0).softmax(dim=-1).masked_fill(nothing_visible, 0.0)
+        weights = F.dropout(weights, dropout)
+        output = weights @ v_bhsd
+    return Attended(output.to(out_dtype), weights.to(out_dtype), logits)
+
+
+def _attend_sdpa(
+    q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | None, is_causal: bool, dropout: float
+) -> Tensor:
+    """PyTorch's kernels on a q that carries the scale already, so that flash and memory-efficient ones stay usable."""
+    grouped = q_bhtd.shape[1] != k_bhsd.shape[1]
+    t, s = q_bhtd.shape[-2], k_bhsd.shape[-2]
+    if is_causal and t == 1:
+        is_causal = False  # one query, at the end, sees every key
+    if mask is None and (not is_causal or t == s):
+        return F.scaled_dot_product_attention(
+            q_bhtd, k_bhsd, v_bhsd, dropout_p=dropout, is_causal=is_causal, scale=1.0, enable_gqa=grouped
+        )
+    mask = _with_causal(mask, is_causal, t, s, q_bhtd.device)
+    assert mask is not None
+    # kernels differ on rows without any visible key (NaN in some): let such rows see everything, then zero them
+    if mask.dtype == torch.bool:
+        nothing_visible = ~mask.any(dim=-1, keepdim=True)
+        mask = mask | nothing_visible
+    else:
+        nothing_visible = (mask == -torch.inf).all(dim=-1, keepdim=True)
+        mask = mask.masked_fill(nothing_visible, 0.0).to(q_bhtd.dtype)
+    output = F.scaled_dot_product_attention(
+        q_bhtd, k_bhsd, v_bhsd, attn_mask=mask, dropout_p=dropout, scale=1.0, enable_gqa=grouped
+    )
+    return output.masked_fill(nothing_visible, 0.0)
+
+
+def causal_mask(t: int, s: int, device: torch.device | str | None = None) -> Tensor:
+    """Boolean (t, s): query i sees key j if j ≤ i + (s − t), so that the last query sees all."""
+    return torch.ones(t, s, dtype=torch.bool, device=device).tril(diagonal=s - t)
+
+
+def _with_causal(mask: Tensor | None, is_causal: bool, t: int, s: int, device: torch.device) -> Tensor | None:
+    if not is_causal:
+        return mask
+    causal = causal_mask(t, s, device)
+    if mask is None:
+        return causal
+    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
+
+
+def _scaled(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
+    """x times the scale, rounded once to x's own dtype."""
+    if isinstance(scale, Tensor) and scale.dim() == 1 and scale.shape[0] > 1:
+        if scale.shape[0] != x_bht_.shape[1]:
+            raise ValueError(f"scale has {scale.shape[0]} numbers for {x_bht_.shape[1]} heads; give one, or one a head")
+        scale = scale.view(-1, 1, 1)
+    if isinstance(scale, Tensor) and x_bht_.dtype in (torch.float16, torch.bfloat16):
+        return (x_bht_.float() * scale.float()).to(x_bht_.dtype)
+    return x_bht_ * scale
+
+
+def _per_key_head(p: float | Tensor, kv_heads: int) -> float | Tensor:
+    """p for the keys where it was given for every query head: the one of each group's first head."""
+    if isinstance(p, Tensor) and p.dim() >= 3 and p.shape[-3] > kv_heads:
+        return p[..., :: p.shape[-3] // kv_heads, :, :]
+    return p
+
+
+def _check_shapes(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor) -> None:
+    if not q_bhtd.dim() == k_bhsd.dim() == v_bhsd.dim() == 4:
+        raise ValueError(
+            f"q, k and v must be (batch, heads, time, head_dim), got {tuple(q_bhtd.shape)}, {tuple(k_bhsd.shape)}, "
+            f"{tuple(v_bhsd.shape)}"
+        )
+    if k_bhsd.shape[:3] != v_bhsd.shape[:3]:
+        raise ValueError(
+            f"k and v must agree in batch, heads and time, got {tuple(k_bhsd.shape)}, {tuple(v_bhsd.shape)}"
+        )
+    if q_bhtd.shape[-1] != k_bhsd.shape[-1]:
+        raise ValueError(f"q and k must have one head_dim, got {q_bhtd.shape[-1]} and {k_bhsd.shape[-1]}")
+    if q_bhtd.shape[1] % k_bhsd.shape[1]:
+        raise ValueError(f"{q_bhtd.shape[1]} query heads cannot share {k_bhsd.shape[1]} key heads evenly")

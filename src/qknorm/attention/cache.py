@@ -1,0 +1,72 @@
+"""What attention has seen already, kept for decoding one token after another."""
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys, already normalised (and rotated), and values of one attention module: (batch, heads, time, head_dim).
+
+    A growing cache (self-attention) is appended to by every call; a `fixed` one (cross-attention) is filled by the
+    first call and read by the others. For inference: what is stored carries no gradient.
+    """
+
+    def __init__(self, *, fixed: bool = False) -> None:
+        self.fixed = fixed
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def filled(self) -> bool:
+        """Whether a fixed cache can be read, so that its keys and values need not be computed again."""
+        return self.fixed and self._keys is not None
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values seen so far, without a copy."""
+        if self._keys is None or self._values is None:
+            raise RuntimeError("the cache is empty; attend once with it before reading from it")
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+    @torch.no_grad()
+    def append(self, k_bhsd: Tensor, v_bhsd: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds keys and values at the end and returns all of them; the room doubles as needed."""
+        if self.filled:
+            raise RuntimeError("a fixed cache is filled once; use a new one for another sequence")
+        grown = self.length + k_bhsd.shape[2]
+        self._keys = _with_room(self._keys, k_bhsd, self.length, grown if self.fixed else None)
+        self._values = _with_room(self._values, v_bhsd, self.length, grown if self.fixed else None)
+        self._keys[:, :, self.length : grown] = k_bhsd
+        self._values[:, :, self.length : grown] = v_bhsd
+        self.length = grown
+        return self.read()
+
+    @torch.no_grad()
+    def reorder(self, index: Tensor) -> None:
+        """Row i becomes what row index[i] was (beam search); rows that stay where they are are not copied.
+
+        An index of another length drops or repeats rows.
+        """
+        if self._keys is None or self._values is None:
+            return
+        rows = self._keys.shape[0]
+        if len(index) != rows:
+            self._keys, self._values = self._keys[index], self._values[index]
+            return
+        moved = (index != torch.arange(rows, device=index.device)).nonzero().squeeze(1)
+        if len(moved):
+            origin = index[moved]
+            for stored in (self._keys, self._values):
+                stored[moved, :, : self.length] = stored[origin, :, : self.length]
+
+
+def _with_room(stored: Tensor | None, new: Tensor, length: int, exact: int | None) -> Tensor:
+    """A buffer with room for `new` after the first `length` steps, its old content kept."""
+    b, h, s, d = new.shape
+    if stored is not None and stored.shape[2] >= length + s:
+        return stored
+    room = exact or max(16, 2 * (length + s))
+    grown = new.new_empty(b, h, room, d)
+    if stored is not None:
+        grown[:, :, :length] = stored[:, :, :length]
+    return grown

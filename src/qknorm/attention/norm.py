@@ -1,0 +1,273 @@
+"""Normalising queries and keys: the Lp norm, the scale g and its start, and the module that holds both."""
+
+import functools
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Kind = Literal["lp", "rms", "layer", "none"]
+
+DEFAULT_LENGTH = 128
+"""The sequence length a scale starts from where none is given: a paragraph of subwords."""
+
+
+def lp_normalize(x: Tensor, p: float | Tensor = 2.0, dim: int = -1, eps: float | None = None) -> Tensor:
+    """`x` divided by its Lp length along `dim`, for any p ≥ 1 or ∞; `p` may be a tensor that broadcasts and learns.
+
+    A row whose largest entry is at most `eps` (the smallest normal number, if not given) is taken for padding: it
+    comes out as zeros and gets a zero gradient. NaN or infinity in a row makes all of that row NaN. Half precision is
+    computed in float32 and returned in its own dtype.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"only floating-point tensors can be normalised, got {x.dtype}")
+    _check_p(p)
+    return _normalize(x, p, dim, eps)
+
+
+def initial_scale(length: float) -> float:
+    """The paper's start for g: log2 of the off-diagonal entries of a length × length score matrix."""
+    if not length >= 2:
+        raise ValueError(f"length must be at least 2 to have any off-diagonal entry, got {length}")
+    return math.log2(length * length - length)
+
+
+def matched_scale(scale: float, p: float, head_dim: int) -> float:
+    """The scale that gives Lp-normalised Gaussian q, k logits of the same spread as `scale` gives for p = 2."""
+    _check_p(p)
+    if head_dim < 1:
+        raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+    return scale / _spread_over_l2(float(p), head_dim)
+
+
+@functools.lru_cache(maxsize=256)
+def _spread_over_l2(p: float, head_dim: int) -> float:
+    """Standard deviation of q̂·k̂ for Gaussian q and k, relative to p = 2.
+
+    By symmetry it is E[‖q‖₂²/‖q‖ₚ²]. With 1/Sᵃ = ∫ tᵃ⁻¹ e^(−tS) dt / Γ(a) for S = Σ|qᵢ|ᵖ, a = 2/p and t = r⁻ᵖ the
+    expectation falls apart into coordinates, and two one-dimensional integrals over the half-normal density remain.
+    """
+    if p == 2 or head_dim == 1:
+        return 1.0
+    log_r = torch.linspace(-6, math.log(head_dim) + 14, 2_001, dtype=torch.float64).unsqueeze(1)
+    r = log_r.exp()
+    widest = torch.clamp(r * 40 ** (1 / p), max=12)  # beyond 12 the density ends; beyond 40^(1/p) the kernel does
+    x = widest * torch.linspace(0, 1, 1_001, dtype=torch.float64)
+    kernel = torch.exp(-((x / r) ** p)) if p < math.inf else torch.ones_like(x)
+    weight = kernel * torch.exp(-0.5 * x * x) * math.sqrt(2 / math.pi)
+    mass = torch.trapezoid(weight, x)
+    second_moment = torch.trapezoid(weight * x * x, x)
+    integrand = r.squeeze(1) ** -2 * mass ** (head_dim - 1) * second_moment
+    return float(2 * head_dim / math.gamma(1 + 2 / p) * torch.trapezoid(integrand, log_r.squeeze(1)))
+
+
+def _check_p(p: float | Tensor) -> None:
+    if isinstance(p, Tensor):
+        if not torch.compiler.is_compiling() and not bool((p >= 1).all()):
+            raise ValueError("every p must be at least 1; below that the triangle inequality fails")
+    elif not p >= 1:
+        raise ValueError(f"p must be at least 1 (or infinity), got {p}")
+
+
+def _normalize(x: Tensor, p: float | Tensor, dim: int = -1, eps: float | None = None) -> Tensor:
+    """`lp_normalize` for a p known to be valid."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    eps = torch.finfo(wide.dtype).tiny if eps is None else eps
+    if isinstance(p, Tensor):
+        p = p.to(wide.dtype)
+    direction: Tensor = _Direction.apply(wide, p, dim, eps)[0]  # type: ignore[no-untyped-call]
+    return direction.to(x.dtype)
+
+
+class _Direction(torch.autograd.Function):
+    """x ↦ (x/‖x‖ₚ, ‖x‖ₚ), with a backward that needs only these two, so that it is cheap and can itself be derived.
+
+    Dividing by the largest entry first keeps |x|ᵖ in range for every p and every size of x; the direction does not
+    depend on that entry, so no gradient flows through it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, p: float | Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
+        largest = torch.linalg.vector_norm(x, math.inf, dim, keepdim=True)
+        padding = largest <= eps
+        unit = x / largest.masked_fill(padding, 1.0)
+        if isinstance(p, Tensor):
+            length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
+        elif p == 2:
+            length = torch.linalg.vector_norm(unit, 2, dim, keepdim=True).clamp(min=1.0)
+        elif p == 1:
+            length = unit.abs().sum(dim, keepdim=True).clamp(min=1.0)
+        elif p == math.inf:
+            length = torch.linalg.vector_norm(unit, math.inf, dim, keepdim=True).clamp(min=1.0)
+        else:
+            length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
+        # an infinite length makes zeros of padding, in both directions, without a pass over the rows
+        direction = unit / length.masked_fill(padding, math.inf)
+        return direction, (largest * length).masked_fill(padding, math.inf)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _, p, ctx.dim, _ = inputs
+        ctx.set_materialize_grads(False)  # the length is there for second derivatives; most often nothing flows to it
+        ctx.p = None if isinstance(p, Tensor) else p
+        ctx.save_for_backward(*output, *([p] if isinstance(p, Tensor) else []))
+
+    @staticmethod
+    def backward(ctx: Any, to_direction: Tensor | None, to_length: Tensor | None) -> tuple[Tensor | None, ...]:
+        direction, length, *learned = ctx.saved_tensors
+        p = learned[0] if learned else ctx.p
+        to_direction = torch.zeros_like(direction) if to_direction is None else to_direction
+        along = (to_direction * direction).sum(ctx.dim, keepdim=True)
+        slope = _slope_of_length(direction, p, ctx.dim)
+        to_x = (to_direction - slope * along) / length
+        to_log_length = -along
+        if to_length is not None:
+            to_x = to_x + slope * to_length
+            to_log_length = to_log_length + to_length * length.masked_fill(length.isinf(), 0.0)
+        if not learned or not ctx.needs_input_grad[1]:
+            return to_x, None, None, None
+        return to_x, _gradient_of_p(direction, p, to_log_length, ctx.dim), None, None
+
+
+def _slope_of_length(direction: Tensor, p: float | Tensor, dim: int) -> Tensor:
+    """∂‖x‖ₚ/∂x, which depends on the direction of x alone."""
+    if isinstance(p, Tensor):
+        return direction.sign() * direction.abs().pow(p - 1)
+    if p == 2:
+        return direction
+    if p == 1:
+        return direction.sign()
+    if p == math.inf:
+        size = direction.abs()
+        at_top = (size == size.amax(dim, keepdim=True)).to(direction.dtype)
+        return direction.sign() * at_top / at_top.sum(dim, keepdim=True)
+    return direction.sign() * direction.abs().pow(p - 1)
+
+
+def _gradient_of_p(direction: Tensor, p: Tensor, to_log_length: Tensor, dim: int) -> Tensor:
+    """Chains ∂log‖x‖ₚ/∂p = Σ|d|ᵖ log|d| / p, of the direction d alone, and sums it to the shape of p."""
+    size = direction.abs()
+    entropy = torch.special.xlogy(size.pow(p), size).sum(dim, keepdim=True) / p
+    to_p: Tensor = (to_log_length * entropy).sum_to_size(p.shape)
+    return to_p
+
+
+class QKNorm(nn.Module):
+    """Normalises queries and keys per head and holds the scale of their logits: one class for the ways in use.
+
+    - `lp`: unit Lp length, times a learned scale (the paper's g) that starts at log2(L² − L). p = 2 is the paper's.
+    - `rms`, `layer`: RMSNorm or LayerNorm over the head with weights of their own for q and k, logits divided by √d,
+      as in Qwen3 and Gemma 3, or ViT-22B and timm.
+    - `none`: dot-product attention, logits divided by √d.
+
+    `scale` is one number, or one per head. `p_learned` learns p ≥ 1 for every key head, from `p` on.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        kind: Kind = "lp",
+        p: float = 2.0,
+        p_learned: bool = False,
+        scale_init: float | None = None,
+        length: float | None = None,
+        scale_learned: bool | None = None,
+        scale_per_head: bool = False,
+        normalize_values: bool = False,
+        num_kv_heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if kind not in ("lp", "rms", "layer", "none"):
+            raise ValueError(f"kind must be lp, rms, layer or none, got {kind!r}")
+        if scale_init is not None and length is not None:
+            raise ValueError("the scale starts from scale_init or from length, not from both")
+        if p_learned and not (kind == "lp" and 1 < p < math.inf):
+            raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
+        _check_p(p)
+        self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads or num_heads
+        self.kind, self.p_init, self.values_normalized = kind, float(p), normalize_values
+        self.scale_learned = kind == "lp" if scale_learned is None else scale_learned
+        if scale_init is None:
+            scale_init = initial_scale(length or DEFAULT_LENGTH) if kind == "lp" else head_dim**-0.5
+        self.scale_init = float(scale_init)
+
+        place = {"device": device, "dtype": dtype}
+        scale = torch.empty(num_heads if scale_per_head else (), **place)  # type: ignore[arg-type]
+        if self.scale_learned:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+        self.p_raw = nn.Parameter(torch.empty(self.num_kv_heads, **place)) if p_learned else None  # type: ignore[arg-type]
+        if kind == "rms":
+            self.q_norm: nn.Module = nn.RMSNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
+            self.k_norm: nn.Module = nn.RMSNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
+        elif kind == "layer":
+            self.q_norm = nn.LayerNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
+            self.k_norm = nn.LayerNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Puts the scale and p back to their start, and the weights of `rms` and `layer` to one."""
+        with torch.no_grad():
+            self.scale.fill_(self.scale_init)
+            if self.p_raw is not None:
+                self.p_raw.fill_(math.log(math.expm1(self.p_init - 1)))
+        for norm in self.children():
+            norm.reset_parameters()  # type: ignore[operator]
+
+    @property
+    def p(self) -> float | Tensor:
+        """The p in force: a number, or, where learned, one for every key head."""
+        return self.p_init if self.p_raw is None else 1 + F.softplus(self.p_raw)
+
+    def query(self, q_bhtd: Tensor) -> Tensor:
+        """Normalised queries, not yet scaled."""
+        if self.kind == "lp":
+            return _normalize(q_bhtd, self._p_for(self.num_heads))
+        return q_bhtd if self.kind == "none" else _apply_in_own_dtype(self.q_norm, q_bhtd)
+
+    def key(self, k_bhsd: Tensor) -> Tensor:
+        """Normalised keys."""
+        if self.kind == "lp":
+            return _normalize(k_bhsd, self._p_for(self.num_kv_heads))
+        return k_bhsd if self.kind == "none" else _apply_in_own_dtype(self.k_norm, k_bhsd)
+
+    def value(self, v_bhsd: Tensor) -> Tensor:
+        """Values, normalised only where `normalize_values` asks for it (the paper's ablation)."""
+        return _normalize(v_bhsd, self._p_for(self.num_kv_heads)) if self.values_normalized else v_bhsd
+
+    def forward(self, q_bhtd: Tensor, k_bhsd: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised queries and keys, ready for `attend(…, scale=norm.scale)`."""
+        return self.query(q_bhtd), self.key(k_bhsd)
+
+    def _p_for(self, heads: int) -> float | Tensor:
+        p = self.p
+        if isinstance(p, Tensor):
+            return p.repeat_interleave(heads // self.num_kv_heads).view(-1, 1, 1)
+        return p
+
+    def extra_repr(self) -> str:
+        parts = [self.kind, f"head_dim={self.head_dim}", f"heads={self.num_heads}"]
+        if self.num_kv_heads != self.num_heads:
+            parts.append(f"kv_heads={self.num_kv_heads}")
+        if self.kind == "lp":
+            parts.append(f"p={self.p_init:g}" + (" learned from there" if self.p_raw is not None else ""))
+        learned = "learned from" if self.scale_learned else "fixed at"
+        parts.append(f"scale {learned} {self.scale_init:.4g}" + (" per head" if self.scale.dim() else ""))
+        if self.values_normalized:
+            parts.append("values normalised too")
+        return ", ".join(parts)
+
+
+def _apply_in_own_dtype(norm: nn.Module, x: Tensor) -> Tensor:
+    """Under autocast a norm may answer in float32; attention wants q, k and v alike."""
+    y: Tensor = norm(x)
+    return y.to(x.dtype)

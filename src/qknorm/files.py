@@ -1,0 +1,79 @@
+"""Writing files so that a crash or a full disk never leaves half of one under its final name."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside `path` to write to; on success it is synced and renamed, on failure removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.chmod(0o666 & ~_umask())  # mkstemp makes it private; the finished file is an ordinary one
+        partial.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; on success it takes the place of `path`, on failure it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        yield partial
+        for file in partial.rglob("*"):
+            if file.is_file():
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+        partial.chmod(0o777 & ~_umask())
+        if path.exists():
+            retired = partial.with_suffix(".retired")
+            path.rename(retired)
+            partial.rename(path)
+            shutil.rmtree(retired)
+        else:
+            partial.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `text` as UTF-8, atomically."""
+    with atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes `content` as readable JSON, atomically."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # only POSIX lets a folder be opened and synced
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,26 @@
+"""Settings for all tests: one thread a worker, fixed seeds, the corpora where QKNORM_DATA has them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # xdist already runs a worker on every core
+settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def corpora() -> Path:
+    """The folder of corpora that QKNORM_DATA names; tests that need it skip where it is absent."""
+    folder = os.environ.get("QKNORM_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("QKNORM_DATA names no folder of corpora")
+    return Path(folder)
