@@ -1,0 +1,1 @@
+"""Files → sentence pairs → token ids → batches. Knows nothing of models."""

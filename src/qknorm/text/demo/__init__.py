@@ -1,0 +1,1 @@
+"""The language behind the demo corpus: words, their forms, phrases and sentences in Galician and English."""
