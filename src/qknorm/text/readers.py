@@ -1,0 +1,226 @@
+"""Sentence pairs from files: plain text, TSV and JSONL here, TMX and gettext through `exchange`; gzip throughout."""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from qknorm.errors import InputError
+from qknorm.text.alignment import find_parting
+from qknorm.text.exchange import read_mo, read_po, read_tmx
+
+
+class Pair(NamedTuple):
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+
+
+def read_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair]:
+    """Streams the pairs of two plain text files (source, target), or of files that each hold both sides."""
+    if not paths:
+        raise InputError("no file to read pairs from; give two plain text files, or files that hold both sides")
+    for path in paths:
+        check_readable(path)
+    plain = [path for path in paths if kind_of(path) not in _READERS]
+    if not plain:
+        return _read_files_of_pairs(paths, source, target)
+    if len(plain) != len(paths):
+        raise InputError(
+            f"{plain[0]} holds one side only and cannot be mixed with files that hold both; prepare them one by one"
+        )
+    if len(paths) != 2:
+        raise InputError(
+            f"plain text comes as two files, {source} and {target}, but {len(paths)} given ({_listed(paths)}); "
+            f"give two, or files that hold both sides ({', '.join(_READERS)})"
+        )
+    _check_sides(paths[0], paths[1], source, target)
+    return _read_two_sides(paths[0], paths[1])
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Streams the lines of a UTF-8 file; only a line feed ends a line, and a carriage return before it is dropped."""
+    start = 0
+    with open_bytes(path) as file:
+        for number, raw in enumerate(_guarded(file, path), start=1):
+            if b"\0" in raw:
+                raise InputError(
+                    f"{path}, line {number}: holds a NUL byte, so it is not UTF-8 text (perhaps UTF-16); "
+                    "convert it, for example with iconv -t UTF-8"
+                )
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{path}, line {number}: not UTF-8 at byte {start + error.start} of the file "
+                    f"(0x{raw[error.start]:02x}); convert it, for example with iconv -t UTF-8"
+                ) from None
+            if number == 1:
+                line = line.removeprefix("\ufeff")
+                if not line:
+                    return  # a byte-order mark is all there is
+            start += len(raw)
+            yield line.removesuffix("\n").removesuffix("\r")
+
+
+def kind_of(path: Path) -> str:
+    """The file's kind by its name: `.tsv`, `.jsonl`, …, whatever suffix it has, `.gz` aside."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def check_readable(path: Path) -> None:
+    """Refuses what is missing, a folder, or closed to us."""
+    if "\0" in str(path):
+        raise InputError(f"{str(path)!r} is no file name; take the NUL character out")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the files in it")
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the name and the folder you are in")
+    if not os.access(path, os.R_OK):  # not by opening it: that would spoil a pipe
+        raise InputError(f"{path} cannot be read; check its permissions")
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Opens a file for reading, unpacking gzip."""
+    check_readable(path)
+    if path.name.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _guarded(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InputError(f"{path} is no whole gzip file; fetch or pack it again") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read to its end ({error.strerror}); check the disk it is on") from None
+
+
+def _check_sides(source_path: Path, target_path: Path, source: str, target: str) -> None:
+    if source_path.resolve() == target_path.resolve():
+        raise InputError(f"{source_path} is given as both sides; name the file of the other language")
+    if (kind_of(source_path), kind_of(target_path)) == (f".{target.lower()}", f".{source.lower()}"):
+        raise InputError(
+            f"{source_path} and {target_path} stand in the wrong order by their names; "
+            f"give the {source} file first, or swap source and target"
+        )
+
+
+def _read_two_sides(source_path: Path, target_path: Path) -> Iterator[Pair]:
+    sources, targets = read_lines(source_path), read_lines(target_path)
+    count = 0
+    for source in sources:
+        target = next(targets, None)
+        if target is None:
+            raise _unequal(source_path, target_path, count + 1 + sum(1 for _ in sources), count)
+        count += 1
+        yield Pair(source, target)
+    left_over = sum(1 for _ in targets)
+    if left_over:
+        raise _unequal(source_path, target_path, count, count + left_over)
+    if not count:
+        raise InputError(f"{source_path} and {target_path} are empty; give files with one sentence a line")
+
+
+def _unequal(source_path: Path, target_path: Path, source_count: int, target_count: int) -> InputError:
+    for path, count in ((source_path, source_count), (target_path, target_count)):
+        if not count:
+            return InputError(f"{path} is empty; give a file with one sentence a line")
+    place = ""
+    if source_path.is_file() and target_path.is_file():  # a pipe cannot be read again
+        shorter, longer = sorted(((source_count, source_path), (target_count, target_path)))
+        line = find_parting(read_lines(shorter[1]), read_lines(longer[1]))
+        place = f"; they seem to part near line {line} of {longer[1]}" if line else ""
+    return InputError(
+        f"{source_path} has {source_count:,} lines but {target_path} has {target_count:,}{place}; "
+        "line n of one must be the translation of line n of the other"
+    )
+
+
+def _read_files_of_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair]:
+    for path in paths:
+        found = False
+        for pair in _READERS[kind_of(path)](path, source, target):
+            found = True
+            yield pair
+        if not found:
+            raise InputError(f"{path} holds no sentence pair; check the file, and that it is a {kind_of(path)} file")
+
+
+def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
+    headings = ([source.lower(), target.lower()], ["source", "target"])
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise InputError(
+                f"{path}, line {number}: {len(cells)} columns where 2 are needed: {source}, a tab, {target}"
+            )
+        if number == 1 and [cell.strip().lower() for cell in cells] in headings:
+            continue
+        yield Pair(cells[0], cells[1])
+
+
+def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{path}, line {number}: not a JSON object; every line must be one by itself") from None
+        pair = _pair_of_object(content, source, target)
+        if pair is None:
+            raise InputError(
+                f'{path}, line {number}: needs text under "{source}" and "{target}" '
+                '(also inside "translation"), or under "source" and "target"'
+            )
+        yield pair
+
+
+def _pair_of_object(content: Any, source: str, target: str) -> Pair | None:
+    if not isinstance(content, dict):
+        return None
+    for holder in (content, content.get("translation")):
+        for keys in ((source, target), ("source", "target")):
+            if isinstance(holder, dict) and all(isinstance(holder.get(key), str) for key in keys):
+                return Pair(holder[keys[0]], holder[keys[1]])
+    return None
+
+
+def _read_tmx(path: Path, source: str, target: str) -> Iterator[Pair]:
+    with open_bytes(path) as file:
+        for sides in read_tmx(file, path, source, target):
+            yield Pair(*sides)
+
+
+def _read_po(path: Path, source: str, target: str) -> Iterator[Pair]:
+    for sides in read_po(read_lines(path), path):
+        yield Pair(*sides)
+
+
+def _read_mo(path: Path, source: str, target: str) -> Iterator[Pair]:
+    with open_bytes(path) as file:
+        content = b"".join(_guarded(file, path))
+    for sides in read_mo(content, path):
+        yield Pair(*sides)
+
+
+_READERS: dict[str, Callable[[Path, str, str], Iterator[Pair]]] = {
+    ".tsv": _read_tsv,
+    ".jsonl": _read_jsonl,
+    ".tmx": _read_tmx,
+    ".po": _read_po,
+    ".mo": _read_mo,
+}
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    return ", ".join(str(path) for path in paths)
