@@ -1,0 +1,65 @@
+"""Finds the verb, runs it, and turns what goes wrong into one sentence and an exit status."""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from qknorm.errors import InputError
+from qknorm.version import __version__
+
+VERBS = {
+    "demo": "train and use a small translator on the embedded corpus, in about a minute",
+    "prepare": "clean parallel text, learn subwords, write token ids",
+    "train": "train a translator, or go on training one",
+    "translate": "translate files, standard input, or what you type",
+    "score": "BLEU, chrF and TER with signatures; paired tests between systems",
+    "average": "the mean of several checkpoints",
+    "corpora": "list and download data sets by name",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one verb; exits with 0, with 2 for bad input, with 1 for other failures, with 130 when interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0 if words else 2)
+    if words[0] == "--version":
+        print(f"qknorm {__version__}")
+        raise SystemExit(0)
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        _fail(
+            f"there is no verb {verb}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(VERBS)}"), 2
+        )
+    try:
+        importlib.import_module(f"qknorm.cli.{verb}").run(rest)
+    except InputError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has left
+        raise SystemExit(1) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}", 1)
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        way_out = "lower --training.batch-tokens or --decoding.batch-tokens, or use --device cpu"
+        _fail(f"the GPU has no memory left; {way_out}", 1)
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {what}" for verb, what in VERBS.items()]
+    return "\n".join(["usage: qknorm VERB …", "", *lines, "", "qknorm VERB --help says more, with an example."])
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"qknorm: {sentence}", file=sys.stderr)
+    raise SystemExit(status)

@@ -1,0 +1,109 @@
+"""`qknorm prepare`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+from rich.table import Table
+
+from qknorm.cli.display import console, progress_bar, warn
+from qknorm.config import Cleaning, Prepare, Subwords
+from qknorm.errors import InputError
+from qknorm.text import catalogue, corpora
+from qknorm.text.prepare import Report, prepare
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Cleans parallel text, learns joint BPE and writes token ids.
+
+    Examples:
+
+      qknorm prepare data/gl-en --source gl --target en --train train.gl train.en
+
+      qknorm prepare data/gl-en --source gl --target en --train pairs.tsv more.tmx --dev dev.gl dev.en
+
+      qknorm prepare data/gl-en --corpus ted-gl-en --subwords.pretokenized --subwords.merges 3000
+    """
+
+    out: tyro.conf.Positional[Path]
+    """Folder to write."""
+    source: str | None = None
+    """Code of the language to translate from, such as gl."""
+    target: str | None = None
+    """Code of the language to translate to, such as en."""
+    train: tuple[Path, ...] = ()
+    """Training text: two plain text files (source, target), or files of both sides (TSV, JSONL, TMX, PO, MO)."""
+    dev: tuple[Path, ...] = ()
+    """Development set, in the same forms; split off from the training text if not given."""
+    test: tuple[Path, ...] = ()
+    """Test set, in the same forms; split off from the training text if not given."""
+    corpus: str | None = None
+    """A data set by name instead of files; `qknorm corpora list` shows them."""
+    dev_pairs: int = Prepare.model_fields["dev_pairs"].default
+    """How many pairs to split off as dev; never more than a tenth of the corpus."""
+    test_pairs: int = Prepare.model_fields["test_pairs"].default
+    """How many pairs to split off as test; never more than a tenth of the corpus."""
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    subwords: Subwords = field(default_factory=Subwords)
+    overwrite: bool = False
+    """Replace an earlier prepared folder."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses, prepares, reports."""
+    arguments = tyro.cli(Arguments, args=words, prog="qknorm prepare")
+    settings = _settings(arguments)
+    with progress_bar() as progress:
+        report = prepare(settings, arguments.out, arguments.overwrite, progress)
+    show(report)
+    console.print(f"\nNext: [bold]qknorm train {arguments.out} --run runs/{settings.source}-{settings.target}[/bold]")
+
+
+def _settings(arguments: Arguments) -> Prepare:
+    source, target = arguments.source, arguments.target
+    files = {"train": arguments.train, "dev": arguments.dev, "test": arguments.test}
+    if arguments.corpus is not None:
+        if arguments.train:
+            raise InputError("give --corpus or --train, not both")
+        corpus = catalogue.find(arguments.corpus)
+        if source is None and target is None and len(corpus.languages) == 2:
+            source, target = corpus.languages
+        languages = (source, target) if source and target else None
+        for split in files:
+            files[split] = files[split] or corpora.split_files(arguments.corpus, split, languages)
+    if source is None or target is None:
+        raise InputError("say which languages: --source gl --target en")
+    if not files["train"]:
+        raise InputError("give the training text: --train train.gl train.en, or --corpus NAME")
+    return Prepare(
+        source=source,
+        target=target,
+        train=files["train"],
+        dev=files["dev"],
+        test=files["test"],
+        dev_pairs=arguments.dev_pairs,
+        test_pairs=arguments.test_pairs,
+        cleaning=arguments.cleaning,
+        subwords=arguments.subwords,
+    )
+
+
+def show(report: Report) -> None:
+    """What was kept, what each rule dropped and why."""
+    table = Table(title=f"{report.source} → {report.target}: {report.vocabulary:,} types, {report.merges:,} merges")
+    for column in ("split", "pairs", f"{report.source} subwords", f"{report.target} subwords"):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for name, counts in report.splits.items():
+        table.add_row(name, f"{counts.pairs:,}", f"{counts.source_tokens:,}", f"{counts.target_tokens:,}")
+    console.print(table)
+    dropped = {rule: drop for rule, drop in report.cleaning.dropped.items() if drop.pairs}
+    console.print(f"{report.cleaning.read:,} training pairs read, {report.cleaning.kept:,} kept", end="")
+    console.print(f", {report.cleaning.held_out:,} held out" if report.cleaning.held_out else "")
+    for rule, drop in dropped.items():
+        console.print(f"  dropped {drop.pairs:,}: [bold]{rule}[/bold]")
+        for example in drop.examples[:1]:
+            console.print(f"    [dim]{' ⇄ '.join(example)}[/dim]", markup=True, soft_wrap=True)
+    for sentence in report.warnings:
+        warn(sentence)

@@ -1,0 +1,97 @@
+"""`qknorm train`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from pydantic import ValidationError
+
+from qknorm.cli.display import console
+from qknorm.config import Train, explain_validation, read_settings
+from qknorm.errors import InputError
+from qknorm.studies.recipes import preset
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Trains a translator on a folder that `qknorm prepare` wrote, or goes on training one.
+
+    Examples:
+
+      qknorm train data/gl-en --run runs/gl-en
+
+      qknorm train data/gl-en --run runs/gl-en --preset paper-qknorm-gl-en --training.seed 1
+
+      qknorm train data/gl-en --run runs/gl-en --config my.toml --model.heads 4
+
+      qknorm train data/gl-en --run runs/gl-en --resume
+
+      torchrun --nproc-per-node 4 -m qknorm train data/gl-en --run runs/gl-en
+    """
+
+    data: tyro.conf.Positional[Path]
+    """Folder that `qknorm prepare` wrote."""
+    run: Path
+    """Run folder to write: settings, tokenizer, metrics, checkpoints."""
+    preset: str = "low-resource"
+    """Settings to start from: low-resource, or paper-qknorm-PAIR and paper-baseline-PAIR for the paper's five pairs."""
+    config: Path | None = None
+    """TOML file of settings that go over the preset's; options given here go over both."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run, with the run's own settings."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one if not given."""
+    quiet: bool = False
+    """Print only the outcome."""
+    settings: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses and trains."""
+    from qknorm.training.fit import train
+
+    arguments = _parse(list(words))
+    outcome = train(
+        arguments.data,
+        arguments.run,
+        arguments.settings,
+        resume=arguments.resume,
+        device=arguments.device,
+        quiet=arguments.quiet,
+    )
+    if outcome is None:  # a process that does not lead its team
+        return
+    console.print(
+        f"{outcome.reason} at step {outcome.step:,} after {outcome.seconds:,.0f} s; best dev BLEU "
+        f"{outcome.best_score:.2f} at step {outcome.best_step:,}",
+        soft_wrap=True,
+    )
+    if outcome.interrupted:
+        console.print(f"Go on: [bold]qknorm train {arguments.data} --run {arguments.run} --resume[/bold]")
+        raise SystemExit(130)
+    console.print(f"Next: [bold]qknorm score {arguments.run} --split test[/bold]", soft_wrap=True)
+
+
+def _parse(words: list[str]) -> Arguments:
+    """Presets and files are the defaults that the options go over, so they are looked up first."""
+    name = _value_of(words, "--preset") or "low-resource"
+    base = preset(name)
+    config = _value_of(words, "--config")
+    if config is not None:
+        base = read_settings(Path(config), Train, base)
+    defaults = Arguments(data=tyro.MISSING, run=tyro.MISSING, preset=name, settings=base)
+    try:
+        return tyro.cli(Arguments, args=words, default=defaults, prog="qknorm train")
+    except ValidationError as error:
+        raise InputError(explain_validation(error, "settings")) from None
+
+
+def _value_of(words: list[str], option: str) -> str | None:
+    for place, word in enumerate(words):
+        if word == option and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(option + "="):
+            return word.partition("=")[2]
+    return None

@@ -1,0 +1,249 @@
+"""Greedy and beam search over a step function, all sentences of a batch at once.
+
+Letters in names of tensors: b sentences, k slots of a sentence, t tokens in time, v types of the vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qknorm.errors import InputError
+
+Length = TypeVar("Length", float, Tensor)
+
+
+class Stepper(Protocol):
+    """A model in the midst of decoding b sentences with k hypotheses each, all k alike before the first step."""
+
+    def step(self, tokens_bk: Tensor) -> Tensor:
+        """Log-probabilities (b, k, v) of what follows, given the last token of every hypothesis."""
+
+    def reorder(self, origin_bk: Tensor) -> None:
+        """Hypothesis j of sentence i becomes what hypothesis origin[i, j] of the same sentence was."""
+
+    def keep(self, sentences: Tensor) -> None:
+        """Only these sentences, given as indices into the current batch, stay."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A sentence found, without start and end; `score` is its log-probability over its length penalty."""
+
+    tokens: list[int]
+    score: float
+    log_probability: float
+
+
+def length_penalty(length: Length, alpha: float) -> Length:
+    """((5 + n) / 6)^alpha of Wu et al. (2016), where the n tokens include the end of sentence."""
+    penalty: Length = ((5.0 + length) / 6.0) ** alpha
+    return penalty
+
+
+def greedy_search(
+    stepper: Stepper,
+    sentences: int,
+    max_lengths: Tensor,
+    *,
+    alpha: float = 0.6,
+    start: int = 2,
+    end: int = 3,
+    min_length: int = 1,
+    no_repeat_ngram: int = 0,
+) -> list[Hypothesis]:
+    """The most likely token at every step: beam search with one slot. `alpha` only scales the score it reports."""
+    rules = {"start": start, "end": end, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
+    return [best for (best,) in beam_search(stepper, sentences, max_lengths, beam=1, alpha=alpha, **rules)]
+
+
+@torch.no_grad()
+def beam_search(
+    stepper: Stepper,
+    sentences: int,
+    max_lengths: Tensor,
+    *,
+    beam: int = 4,
+    alpha: float = 0.6,
+    nbest: int = 1,
+    start: int = 2,
+    end: int = 3,
+    min_length: int = 1,
+    no_repeat_ngram: int = 0,
+) -> list[list[Hypothesis]]:
+    """For every sentence its `nbest` best hypotheses, best first (fewer where fewer are possible, one at least).
+
+    A sentence has `beam` slots. A step fills the open ones with the likeliest continuations; one that ends keeps its
+    slot for good. At max_lengths tokens, the end counted, a hypothesis is finished as it is. None ends before
+    `min_length` tokens or has a sequence of `no_repeat_ngram` tokens twice. Where nothing is possible any more, the
+    hypothesis breaks off with log-probability −inf. Runs on the device of max_lengths.
+    """
+    _check_settings(sentences, max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
+    if not sentences:
+        return []
+    device, longest = max_lengths.device, int(max_lengths.max())
+    slots = _open_slots(max_lengths, beam, longest)
+    outcome = _Slots(*(field.clone() for field in slots))
+    penalty_t = length_penalty(torch.arange(longest + 1, dtype=torch.float64), alpha).float().to(device)
+    in_place = torch.arange(beam, device=device)
+    last_bk = torch.full((sentences, beam), start, device=device)
+    for length in range(1, longest + 1):
+        candidates_bkv = stepper.step(last_bk) + slots.log_p_of_alive_bk[:, :, None]
+        _forbid(candidates_bkv, slots.tokens_bkt[:, :, : length - 1], end, min_length, no_repeat_ngram)
+        slots, origin_bk = _fill_open_slots(slots, candidates_bkv, length, end)
+        slots, running_b = _stop_the_settled(slots, nbest, penalty_t)
+        origin_bk = torch.where(slots.alive_bk, origin_bk, in_place)
+        # Both answers in one transfer: a GPU waits for the host once a step.
+        moved, running = torch.stack([(origin_bk != in_place).sum(), running_b.sum()]).tolist()
+        if not running:
+            break
+        if moved:
+            stepper.reorder(origin_bk)
+        if 4 * running <= 3 * len(running_b):
+            _write(outcome, slots)
+            kept = running_b.nonzero().flatten()
+            slots = _Slots(*(field[kept] for field in slots))
+            stepper.keep(kept)
+        last_bk = slots.tokens_bkt[:, :, length - 1]
+    _write(outcome, slots)
+    return _read(outcome, nbest, penalty_t, end)
+
+
+class _Slots(NamedTuple):
+    """A hypothesis in every slot: finished, alive (it may go on), or neither, with log-probability −inf."""
+
+    tokens_bkt: Tensor
+    log_p_bk: Tensor
+    length_bk: Tensor
+    finished_bk: Tensor
+    limit_b: Tensor
+    place_b: Tensor  # in the batch that the search began with
+
+    @property
+    def alive_bk(self) -> Tensor:
+        return ~self.finished_bk & (self.log_p_bk > -math.inf)
+
+    @property
+    def log_p_of_alive_bk(self) -> Tensor:
+        return self.log_p_bk.masked_fill(self.finished_bk, -math.inf)
+
+
+def _open_slots(max_lengths: Tensor, beam: int, longest: int) -> _Slots:
+    """Every sentence at its start: one empty hypothesis, and no other, so that the first step has no duplicates."""
+    log_p_bk = torch.full((len(max_lengths), beam), -math.inf, device=max_lengths.device)
+    log_p_bk[:, 0] = 0.0
+    length_bk = torch.zeros_like(log_p_bk, dtype=torch.long)
+    return _Slots(
+        tokens_bkt=length_bk[:, :, None].repeat(1, 1, longest),
+        log_p_bk=log_p_bk,
+        length_bk=length_bk,
+        finished_bk=torch.zeros_like(log_p_bk, dtype=torch.bool),
+        limit_b=max_lengths.long(),
+        place_b=torch.arange(len(max_lengths), device=max_lengths.device),
+    )
+
+
+def _fill_open_slots(slots: _Slots, candidates_bkv: Tensor, length: int, end: int) -> tuple[_Slots, Tensor]:
+    """The best candidates in the slots not finished yet, and the slots they came from."""
+    types, beam = candidates_bkv.shape[2], candidates_bkv.shape[1]
+    best_bk, index_bk = _best(candidates_bkv.flatten(1), beam)
+    # The first open slot takes the best candidate, the next one the second best: none is skipped for a finished slot.
+    rank_bk = ((~slots.finished_bk).cumsum(1) - 1).clamp(min=0)
+    best_bk, index_bk = best_bk.gather(1, rank_bk), index_bk.gather(1, rank_bk)
+    grows_bk = ~slots.finished_bk & (best_bk > -math.inf)
+    origin_bk = torch.where(grows_bk, index_bk // types, torch.arange(beam, device=index_bk.device))
+    token_bk = torch.where(grows_bk, index_bk % types, end)
+    tokens_bkt = slots.tokens_bkt.gather(1, origin_bk[:, :, None].expand_as(slots.tokens_bkt))
+    tokens_bkt[:, :, length - 1] = token_bk
+    ends_bk = (token_bk == end) | (slots.limit_b == length)[:, None]
+    filled = slots._replace(
+        tokens_bkt=tokens_bkt,
+        log_p_bk=torch.where(slots.finished_bk, slots.log_p_bk, best_bk),
+        length_bk=torch.where(grows_bk, length, slots.length_bk),
+        finished_bk=slots.finished_bk | (grows_bk & ends_bk),
+    )
+    return filled, origin_bk
+
+
+def _best(scores_bn: Tensor, count: int, width: int = 64) -> tuple[Tensor, Tensor]:
+    """The highest of every row and their indices, in order; the lowest index first among equals.
+
+    torch.topk leaves equals in any order, and a sort of whole rows is slow. But the best n lie in those n blocks of a
+    row that have the highest maxima, so only these are sorted.
+    """
+    padded_bn = F.pad(scores_bn, (0, -scores_bn.shape[1] % width), value=-math.inf)
+    blocks_bmw = padded_bn.view(len(padded_bn), -1, width)
+    ranking_bm = blocks_bmw.amax(2).sort(dim=1, descending=True, stable=True).indices
+    chosen_bc = ranking_bm[:, :count].sort(dim=1).values
+    inside_bn = blocks_bmw.gather(1, chosen_bc[:, :, None].expand(-1, -1, width)).flatten(1)
+    sorted_bn, place_bn = inside_bn.sort(dim=1, descending=True, stable=True)
+    place_bk = place_bn[:, :count]
+    return sorted_bn[:, :count], chosen_bc.gather(1, place_bk // width) * width + place_bk % width
+
+
+def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, end: int, min_length: int, n: int) -> None:
+    """−inf, in place, for an end that comes too early, and for types that would repeat a sequence of n tokens."""
+    tokens = tokens_bkt.shape[2]
+    if tokens < min_length:
+        candidates_bkv[:, :, end] = -math.inf
+    if not 0 < n <= tokens:
+        return
+    ngrams = tokens_bkt.unfold(2, n, 1)
+    seen_bkt = (ngrams[..., :-1] == tokens_bkt[:, :, None, tokens - n + 1 :]).all(-1)
+    # Added, not assigned: a type may stand in several n-grams, and −inf must win whatever the order.
+    candidates_bkv.scatter_add_(2, ngrams[..., -1], torch.where(seen_bkt, -math.inf, 0.0))
+
+
+def _stop_the_settled(slots: _Slots, nbest: int, penalty_t: Tensor) -> tuple[_Slots, Tensor]:
+    """Gives up what is alive in sentences where it cannot change the result; also says which sentences go on.
+
+    A log-probability only falls, so the penalty at the limit bounds what an alive hypothesis can reach.
+    """
+    scores_bk = (slots.log_p_bk / penalty_t[slots.length_bk]).masked_fill(~slots.finished_bk, -math.inf)
+    hope_b = slots.log_p_of_alive_bk.amax(1) / penalty_t[slots.limit_b]
+    running_b = scores_bk.topk(nbest).values[:, -1] < hope_b
+    given_up_bk = slots.alive_bk & ~running_b[:, None]
+    return slots._replace(log_p_bk=slots.log_p_bk.masked_fill(given_up_bk, -math.inf)), running_b
+
+
+def _write(outcome: _Slots, slots: _Slots) -> None:
+    for whole, part in zip(outcome, slots, strict=True):
+        whole[slots.place_b] = part
+
+
+def _read(outcome: _Slots, nbest: int, penalty_t: Tensor, end: int) -> list[list[Hypothesis]]:
+    """The finished hypotheses of every sentence, best first, the shorter first among equals."""
+    if outcome.log_p_bk.isnan().any():
+        raise FloatingPointError("the model gave log-probabilities that are not numbers; its weights may have diverged")
+    tokens_bkt, scores = outcome.tokens_bkt.cpu(), (outcome.log_p_bk / penalty_t[outcome.length_bk]).tolist()
+    log_p, lengths, finished = outcome.log_p_bk.tolist(), outcome.length_bk.tolist(), outcome.finished_bk.tolist()
+
+    def hypothesis(i: int, j: int) -> Hypothesis:
+        tokens = tokens_bkt[i, j, : lengths[i][j]].tolist()
+        return Hypothesis(tokens[:-1] if tokens[-1:] == [end] else tokens, scores[i][j], log_p[i][j])
+
+    found = []
+    for i, ended in enumerate(finished):
+        ranking = sorted((-scores[i][j], lengths[i][j], j) for j, yes in enumerate(ended) if yes)
+        found.append([hypothesis(i, j) for _, _, j in ranking[:nbest]] or [hypothesis(i, 0)])
+    return found
+
+
+def _check_settings(
+    sentences: int, max_lengths: Tensor, beam: int, alpha: float, nbest: int, min_length: int, no_repeat_ngram: int
+) -> None:
+    if beam < 1:
+        raise InputError(f"beam must be at least 1, got {beam}")
+    if not 1 <= nbest <= beam:
+        raise InputError(f"nbest must be between 1 and the beam of {beam}, got {nbest}; a wider beam gives more")
+    if not 0 <= alpha <= 10:
+        raise InputError(f"alpha must be between 0 (no length penalty) and 10, got {alpha}")
+    if min_length < 0 or no_repeat_ngram < 0:
+        raise InputError(f"min_length and no_repeat_ngram cannot be negative, got {min_length} and {no_repeat_ngram}")
+    if max_lengths.shape != (sentences,):
+        raise ValueError(f"max_lengths must have shape ({sentences},), one a sentence, got {tuple(max_lengths.shape)}")
+    if sentences and int(max_lengths.min()) < 1:
+        raise InputError(f"max_lengths must be at least 1, got {int(max_lengths.min())}")

@@ -1,0 +1,195 @@
+"""Text in, text out: cuts and batches sentences, searches, and puts translations back in order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qknorm.config import Decoding
+from qknorm.decoding.alignment import align_words
+from qknorm.decoding.search import Hypothesis, beam_search
+from qknorm.models.translator import DecoderCache, Memory, Translator
+from qknorm.text.batching import batches_by_length, collate
+from qknorm.text.cleaning import clean_line
+from qknorm.text.subwords import Tokenizer
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One translation of a sentence and its score: log-probability over length penalty."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The best translation of a sentence, others where asked for, and which source word each target word came from."""
+
+    text: str
+    score: float
+    alternatives: list[Alternative]
+    alignment: list[tuple[int, int]] | None = None
+    parts: int = 1
+    """Into how many parts the sentence was cut because it was longer than any in training."""
+
+
+class ModelStepper:
+    """A translator in the midst of decoding: b sentences, k hypotheses each."""
+
+    def __init__(self, model: Translator, source: Tensor, beam: int) -> None:
+        self._model, self._beam = model, beam
+        self._memory = model.encode(source)
+        self._cache = DecoderCache(len(model.decoder))
+
+    def step(self, tokens_bk: Tensor) -> Tensor:
+        states = self._model.decode(tokens_bk.reshape(-1, 1), self._memory, self._cache)
+        logits = self._model.score(states).float()
+        return torch.log_softmax(logits, dim=-1).view(*tokens_bk.shape, -1)
+
+    def reorder(self, origin_bk: Tensor) -> None:
+        first = torch.arange(len(origin_bk), device=origin_bk.device).unsqueeze(1) * self._beam
+        rows = (first + origin_bk).flatten()
+        for cache in self._cache.own:
+            cache.reorder(rows)
+
+    def keep(self, sentences: Tensor) -> None:
+        self._memory = Memory(self._memory.states[sentences], self._memory.padding[sentences])
+        slots = torch.arange(self._beam, device=sentences.device)
+        rows = (sentences.unsqueeze(1) * self._beam + slots).flatten()
+        for own, across in zip(self._cache.own, self._cache.across, strict=True):
+            own.reorder(rows)
+            across.reorder(sentences)
+
+
+@torch.no_grad()
+def translate_ids(
+    model: Translator,
+    sources: Sequence[Sequence[int]],
+    settings: Decoding,
+    *,
+    nbest: int = 1,
+    precision: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for every source sentence, in the order given; an empty sentence translates to nothing."""
+    device = next(model.parameters()).device
+    training = model.training
+    model.eval()
+    found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
+    waiting = [i for i, ids in enumerate(sources) if len(ids)]
+    done = 0
+    for group in batches_by_length([len(sources[i]) * settings.beam for i in waiting], settings.batch_tokens):
+        chosen = [waiting[i] for i in group]
+        source = torch.from_numpy(collate([sources[i] for i in chosen], []).source).to(device)
+        limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen], device=device)
+        with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
+            results = beam_search(
+                ModelStepper(model, source, settings.beam),
+                len(chosen),
+                limits,
+                beam=settings.beam,
+                alpha=settings.length_penalty,
+                nbest=nbest,
+                no_repeat_ngram=settings.no_repeat_ngram,
+            )
+        for i, hypotheses in zip(chosen, results, strict=True):
+            found[i] = hypotheses
+        done += len(chosen)
+        if progress is not None:
+            progress("translate", done, len(waiting))
+    model.train(training)
+    return found
+
+
+class TextTranslator:
+    """A trained model with its tokenizer: `translate` is all most people need."""
+
+    def __init__(
+        self,
+        model: Translator,
+        tokenizer: Tokenizer,
+        source: str,
+        target: str,
+        settings: Decoding,
+        longest: int,
+        *,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        self.model, self.tokenizer, self.settings = model.eval(), tokenizer, settings
+        self.source, self.target = source, target
+        self.longest, self.precision = longest, precision
+
+    def translate(self, texts: Sequence[str], **options: object) -> list[str]:
+        """The best translation of every text; options are those of `explain`."""
+        return [translation.text for translation in self.explain(texts, **options)]  # type: ignore[arg-type]
+
+    def explain(
+        self,
+        texts: Sequence[str],
+        *,
+        nbest: int = 1,
+        align: bool = False,
+        beam: int | None = None,
+        length_penalty: float | None = None,
+        no_repeat_ngram: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Translation]:
+        """Translations with scores, alternatives and, where asked for, word alignments.
+
+        A sentence longer than any in training is cut at spaces, translated in parts and put together again.
+        """
+        if isinstance(texts, str):
+            raise TypeError("give a list of sentences, not one string")
+        asked = {"beam": beam, "length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
+        settings = self.settings.model_copy(update={k: v for k, v in asked.items() if v is not None})
+        settings = settings.model_copy(update={"beam": max(settings.beam, nbest)})
+        parts_of = [split_long(self.tokenizer, clean_line(text), self.longest) for text in texts]
+        sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
+        found = iter(
+            translate_ids(self.model, sources, settings, nbest=nbest, precision=self.precision, progress=progress)
+        )
+        return [self._join(parts, [next(found) for _ in parts], align) for parts in parts_of]
+
+    def _join(self, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
+        ranks = min(len(hypotheses) for hypotheses in found)
+        alternatives = [
+            Alternative(
+                " ".join(filter(None, (self.tokenizer.decode(hypotheses[rank].tokens) for hypotheses in found))),
+                sum(hypotheses[rank].score for hypotheses in found) / len(found),
+            )
+            for rank in range(ranks)
+        ]
+        alignment: list[tuple[int, int]] | None = None
+        if align:
+            alignment, sources, targets = [], 0, 0
+            for part, hypotheses in zip(parts, found, strict=True):
+                links = align_words(self.model, self.tokenizer, self.tokenizer.encode(part), hypotheses[0].tokens)
+                alignment += [(sources + s, targets + t) for s, t in links]
+                sources += len(part.split())
+                targets += len(self.tokenizer.decode(hypotheses[0].tokens).split())
+        return Translation(alternatives[0].text, alternatives[0].score, alternatives, alignment, len(parts))
+
+
+def split_long(tokenizer: Tokenizer, text: str, longest: int) -> list[str]:
+    """The text, or parts of it within `longest` tokens, cut after punctuation where there is some, else at a space."""
+    if len(tokenizer.encode(text)) <= longest:
+        return [text]
+    words = text.split(" ")
+    if len(words) == 1:  # a word beyond any in training: letters are all there is to cut at
+        middle = len(text) // 2
+        halves = [text[:middle], text[middle:]]
+        return [
+            part for half in halves if half for part in (split_long(tokenizer, half, longest) if middle else [half])
+        ]
+    half_way = len(words) / 2
+    cuts = range(1, len(words))
+    after_stop = [i for i in cuts if words[i - 1][-1:] in _STOPS and len(words) / 4 <= i <= 3 * len(words) / 4]
+    cut = min(after_stop or cuts, key=lambda i: abs(i - half_way))
+    return [part for half in (words[:cut], words[cut:]) for part in split_long(tokenizer, " ".join(half), longest)]
+
+
+_STOPS = set(".!?;:,…。！？；，、؟،؛")

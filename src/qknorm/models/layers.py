@@ -1,0 +1,146 @@
+"""The parts that encoder and decoder share: norms, feed-forward, residual wiring, word vectors, positions."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qknorm.attention import MultiheadAttention, lp_normalize
+from qknorm.config import Model
+
+
+class ScaleNorm(nn.Module):
+    """x · s/‖x‖₂ with one learned s, from √width on (Nguyen & Salazar 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(math.sqrt(width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return lp_normalize(x) * self.scale.to(x.dtype)
+
+
+def make_norm(settings: Model) -> nn.Module:
+    """The norm that stands around sublayers."""
+    if settings.norm == "scale":
+        return ScaleNorm(settings.width)
+    return nn.LayerNorm(settings.width) if settings.norm == "layer" else nn.RMSNorm(settings.width, eps=1e-6)
+
+
+def make_attention(settings: Model, scale_init: float | None, *, positions: bool) -> MultiheadAttention:
+    """One attention module; `positions` says whether rotary positions make sense there (not across languages)."""
+    attention = settings.attention
+    return MultiheadAttention(
+        settings.width,
+        settings.heads,
+        dropout=settings.dropout.attention,
+        batch_first=True,
+        num_kv_heads=settings.kv_heads,
+        qk_norm=attention.qk_norm,
+        p=attention.p,
+        p_learned=attention.p_learned,
+        scale_init=scale_init,
+        scale_learned=attention.scale_learned,
+        scale_per_head=attention.scale_per_head,
+        normalize_values=attention.normalize_values,
+        rotary=settings.rotary_order if positions and settings.positions == "rotary" else "none",
+    )
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between, or SwiGLU's three."""
+
+    def __init__(self, settings: Model) -> None:
+        super().__init__()
+        self.activation = settings.activation
+        widened = settings.feed_forward * (2 if self.activation == "swiglu" else 1)
+        self.widen = nn.Linear(settings.width, widened)
+        self.narrow = nn.Linear(settings.feed_forward, settings.width)
+        self.dropout = nn.Dropout(settings.dropout.feed_forward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.widen(x)
+        if self.activation == "swiglu":
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * hidden
+        else:
+            hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
+        narrowed: Tensor = self.narrow(self.dropout(hidden))
+        return narrowed
+
+
+class Residual(nn.Module):
+    """x + dropout(sublayer(norm(x))), or norm(x + dropout(sublayer(x)))."""
+
+    def __init__(self, settings: Model) -> None:
+        super().__init__()
+        self.norm = make_norm(settings)
+        self.before = settings.norm_position == "pre"
+        self.dropout = nn.Dropout(settings.dropout.residual)
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        added: Tensor = self.dropout(sublayer(self.norm(x) if self.before else x))
+        total: Tensor = x + added if self.before else self.norm(x + added)
+        return total
+
+
+class WordVectors(nn.Module):
+    """A table of word vectors; with FixNorm every row counts as its unit vector."""
+
+    def __init__(self, vocabulary: int, settings: Model) -> None:
+        super().__init__()
+        self.fixnorm = settings.fixnorm
+        self.weight = nn.Parameter(torch.empty(vocabulary, settings.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The paper's starts."""
+        if self.fixnorm:
+            nn.init.uniform_(self.weight, -0.01, 0.01)
+        else:
+            nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+
+    def table(self) -> Tensor:
+        """The vectors in force, one row a type."""
+        return lp_normalize(self.weight) if self.fixnorm else self.weight
+
+
+def sinusoids(length: int, width: int, *, slip: bool = False) -> Tensor:
+    """Fixed positions (length, width): sines in the first half, cosines in the second.
+
+    With `slip` sines stand in both halves, as in the paper's released code.
+    """
+    half = (width + 1) // 2
+    frequencies = 10_000 ** -(torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * frequencies
+    return torch.cat([angles.sin(), angles.sin() if slip else angles.cos()], dim=1)[:, :width].float()
+
+
+def init_weights(module: nn.Module, settings: Model) -> None:
+    """Draws the weights of all attention and feed-forward layers under `module` as the settings say; biases are 0."""
+    attention_std = math.sqrt(2 / (5 * settings.width))
+    feed_forward_std = math.sqrt(2 / (settings.width + settings.feed_forward))
+    for part in module.modules():
+        if isinstance(part, MultiheadAttention):
+            _draw([part.in_proj_weight, part.out_proj.weight], settings.init, attention_std)
+            _zero([part.in_proj_bias, part.out_proj.bias])
+        elif isinstance(part, FeedForward):
+            _draw([part.widen.weight, part.narrow.weight], settings.init, feed_forward_std)
+            _zero([part.widen.bias, part.narrow.bias])
+
+
+def _draw(weights: list[Tensor | None], init: str, std: float) -> None:
+    for weight in weights:
+        assert weight is not None
+        if init == "paper":
+            nn.init.normal_(weight, std=std)
+        else:
+            nn.init.xavier_uniform_(weight)
+
+
+def _zero(biases: list[Tensor | None]) -> None:
+    for bias in biases:
+        assert bias is not None
+        nn.init.zeros_(bias)

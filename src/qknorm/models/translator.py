@@ -1,0 +1,205 @@
+"""The encoder-decoder: source token ids in, scores of target token ids out."""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qknorm.attention import KeyValueCache, MultiheadAttention, initial_scale, matched_scale
+from qknorm.config import Model
+from qknorm.models.layers import FeedForward, Residual, WordVectors, init_weights, make_attention, make_norm, sinusoids
+
+PAD, UNKNOWN, START, END = 0, 1, 2, 3
+
+
+class Memory(NamedTuple):
+    """What the decoder reads of the source: encoder states (b, s, width) and where they are padding (b, s)."""
+
+    states: Tensor
+    padding: Tensor
+
+
+@dataclass
+class DecoderCache:
+    """What the decoder keeps from step to step: a growing and a fixed cache for every layer."""
+
+    layers: int
+    own: list[KeyValueCache] = field(init=False)
+    across: list[KeyValueCache] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = [KeyValueCache() for _ in range(self.layers)]
+        self.across = [KeyValueCache(fixed=True) for _ in range(self.layers)]
+
+    @property
+    def length(self) -> int:
+        """Tokens decoded so far."""
+        return self.own[0].length
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, settings: Model, scale_init: float | None) -> None:
+        super().__init__()
+        self.attention = make_attention(settings, scale_init, positions=True)
+        self.feed_forward = FeedForward(settings)
+        self.around_attention, self.around_feed_forward = Residual(settings), Residual(settings)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, y, y, key_padding_mask=padding, need_weights=False)[0])
+        out: Tensor = self.around_feed_forward(x, self.feed_forward)
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention over what was produced, cross-attention over the source, then feed-forward."""
+
+    def __init__(self, settings: Model, scale_init: float | None) -> None:
+        super().__init__()
+        self.attention = make_attention(settings, scale_init, positions=True)
+        self.cross_attention = make_attention(settings, scale_init, positions=False)
+        self.feed_forward = FeedForward(settings)
+        self.around_attention, self.around_feed_forward = Residual(settings), Residual(settings)
+        self.around_cross_attention = Residual(settings)
+
+    def forward(
+        self, x: Tensor, memory: Memory, own: KeyValueCache | None = None, across: KeyValueCache | None = None
+    ) -> Tensor:
+        # targets are padded at their end, so that no real position ever sees padding through the causal mask
+        x = self.around_attention(
+            x, lambda y: self.attention(y, y, y, need_weights=False, is_causal=True, cache=own)[0]
+        )
+        x = self.around_cross_attention(x, lambda y: self._read(y, memory, across))
+        out: Tensor = self.around_feed_forward(x, self.feed_forward)
+        return out
+
+    def _read(self, y: Tensor, memory: Memory, across: KeyValueCache | None) -> Tensor:
+        # the hypotheses of a beam read one memory: they stand side by side as queries, and nothing is copied
+        queries = y.reshape(len(memory.states), -1, y.shape[-1])
+        read: Tensor = self.cross_attention(
+            queries,
+            memory.states,
+            memory.states,
+            key_padding_mask=memory.padding,
+            need_weights=False,
+            cache=across,
+        )[0]
+        return read.reshape(y.shape)
+
+
+class Translator(nn.Module):
+    """Encoder and decoder with every part of the paper's recipe as a setting.
+
+    `allowed` marks the types that may be produced (all of them where it is not given). `scale_init` is the start of
+    every attention's scale; `start_of_scale` works it out from the settings and the training lengths.
+    """
+
+    allowed: Tensor
+    positions: Tensor
+
+    def __init__(
+        self, vocabulary: int, settings: Model, *, scale_init: float | None = None, allowed: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.vocabulary, self.settings = vocabulary, settings
+        self.words = WordVectors(vocabulary, settings)
+        self.target_words = None if settings.tie == "all" else WordVectors(vocabulary, settings)
+        self.output_words = WordVectors(vocabulary, settings) if settings.tie == "none" else None
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary))
+        self.languages = nn.Parameter(torch.empty(2, settings.width)) if settings.language_vectors else None
+        self.dropout = nn.Dropout(settings.dropout.embedding)
+        self.encoder = nn.ModuleList(EncoderLayer(settings, scale_init) for _ in range(settings.encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(settings, scale_init) for _ in range(settings.decoder_layers))
+        pre = settings.norm_position == "pre"
+        self.encoder_norm: nn.Module = make_norm(settings) if pre else nn.Identity()
+        self.decoder_norm: nn.Module = make_norm(settings) if pre else nn.Identity()
+        self.register_buffer(
+            "allowed", torch.ones(vocabulary, dtype=torch.bool) if allowed is None else allowed.clone()
+        )
+        self.register_buffer("positions", self._position_table(256), persistent=False)
+        init_weights(self, settings)
+        if self.languages is not None:
+            spread = 0.01 / math.sqrt(3) if settings.fixnorm else settings.width**-0.5
+            nn.init.normal_(self.languages, std=spread)
+
+    def encode(self, source: Tensor) -> Memory:
+        """Reads source ids (b, s), padded with 0 at the end."""
+        padding = source == PAD
+        x = self._embed(source, side=0, past=0)
+        for layer in self.encoder:
+            x = layer(x, padding)
+        return Memory(self.encoder_norm(x), padding)
+
+    def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
+        """States (b, t, width) after reading target ids (b, t), which with a cache follow on what it has seen."""
+        x = self._embed(target, side=1, past=0 if cache is None else cache.length)
+        for i, layer in enumerate(self.decoder):
+            x = layer(x, memory) if cache is None else layer(x, memory, cache.own[i], cache.across[i])
+        out: Tensor = self.decoder_norm(x)
+        return out
+
+    def score(self, states: Tensor) -> Tensor:
+        """Logits over the vocabulary; −∞ for types that may not be produced."""
+        words = self.output_words or self.target_words or self.words
+        logits = F.linear(states, words.table().to(states.dtype), self.output_bias.to(states.dtype))
+        return logits.masked_fill(~self.allowed, -torch.inf)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Logits (b, t, vocabulary) of the token after each target token."""
+        return self.score(self.decode(self._drop_words(target), self.encode(self._drop_words(source))))
+
+    def scales(self) -> dict[str, float]:
+        """The scale g of every attention (the mean where it has one a head), by name."""
+        named = self.attentions()
+        values = torch.stack([each.norm.scale.detach().float().mean() for each in named.values()]).tolist()
+        return dict(zip(named, values, strict=True))
+
+    def attentions(self) -> dict[str, MultiheadAttention]:
+        """Every attention module, by what it is: encoder.0.self, decoder.0.self, decoder.0.cross, …"""
+        kinds = {"attention": "self", "cross_attention": "cross"}
+        return {
+            f"{stack}.{kinds[part]}": module
+            for name, module in self.named_modules()
+            if isinstance(module, MultiheadAttention)
+            for stack, _, part in [name.rpartition(".")]
+        }
+
+    def _drop_words(self, ids: Tensor) -> Tensor:
+        if not self.training or not self.settings.dropout.word:
+            return ids
+        dropped = torch.rand(ids.shape, device=ids.device) < self.settings.dropout.word
+        return ids.masked_fill(dropped & (ids != PAD), UNKNOWN)
+
+    def _embed(self, ids: Tensor, side: int, past: int) -> Tensor:
+        words = self.target_words if side and self.target_words is not None else self.words
+        x = F.embedding(ids, words.table()) * math.sqrt(self.settings.width)
+        if self.languages is not None:
+            x = x + self.languages[side]
+        if self.settings.positions != "rotary":
+            x = x + self._positions_from(past, ids.shape[1])
+        out: Tensor = self.dropout(x)
+        return out
+
+    def _positions_from(self, past: int, length: int) -> Tensor:
+        if past + length > len(self.positions):
+            longer = self._position_table(2 * (past + length))
+            self.positions = longer.to(self.positions)
+        return self.positions[past : past + length]
+
+    def _position_table(self, length: int) -> Tensor:
+        return sinusoids(length, self.settings.width, slip=self.settings.positions == "sinusoid-slip")
+
+
+def start_of_scale(settings: Model, length: float) -> float | None:
+    """Where every scale starts: the setting, or by the paper from this length of training sentences; None for √d."""
+    attention = settings.attention
+    if attention.qk_norm != "lp":
+        return attention.scale_init
+    start = initial_scale(max(length, 2)) if attention.scale_init is None else attention.scale_init
+    if attention.scale_matched:
+        return matched_scale(start, attention.p, settings.width // settings.heads)
+    return start

@@ -1,0 +1,1 @@
+"""Training: the objective, the schedule, the loop, its checkpoints and its records."""

@@ -1,0 +1,42 @@
+"""When a loss is no number any more: which part of the model went first."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def name_first_bad_part(model: nn.Module, source: Tensor, target: Tensor) -> str:
+    """In words, the first module in the order of computation whose output is not finite, and what went into it."""
+    first: list[str] = []
+    hooks = []
+
+    def watch(name: str) -> Any:
+        def look(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if first:
+                return
+            outputs = [x for x in (output if isinstance(output, tuple) else (output,)) if isinstance(x, Tensor)]
+            if any(not x.isfinite().all() for x in outputs if x.is_floating_point()):
+                sizes = [
+                    float(x.detach().abs().max()) for x in inputs if isinstance(x, Tensor) and x.is_floating_point()
+                ]
+                largest = f" (largest input {max(sizes):.3g})" if sizes else ""
+                first.append(f"the activations of {name} went first{largest}")
+
+        return look
+
+    for name, module in model.named_modules():
+        if name and not list(module.children()):
+            hooks.append(module.register_forward_hook(watch(name)))
+    try:
+        with torch.no_grad():
+            model(source, target)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if first:
+        return first[0]
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"all activations are finite, but the gradient of {name} is not"
+    return "activations are finite when computed again, so it was the step's own dropout or rounding"

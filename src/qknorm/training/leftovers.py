@@ -1,0 +1,69 @@
+"""What writers that were killed left in a checkpoints folder, cleared away without disturbing one that still writes."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+
+@contextmanager
+def hold_and_sweep(folder: Path) -> Iterator[None]:
+    """For writers: keeps others from sweeping and writing in `folder`, and clears away what dead writers left."""
+    with _locked(folder, wait=True):
+        _clear(folder)
+        yield
+
+
+def sweep(folder: Path) -> None:
+    """For readers: clears away what dead writers left in `folder`, if nobody is writing there just now."""
+    with _locked(folder, wait=False) as nobody_writes:
+        if nobody_writes:
+            _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    for retired in folder.glob(".step-*.retired"):
+        final = folder / retired.name.split(".")[1]
+        if final.exists():
+            shutil.rmtree(retired, ignore_errors=True)
+        else:  # its writer died between taking the old one away and putting the new one in its place
+            with suppress(OSError):  # here and below: a reader may have no right to write
+                retired.rename(final)
+    for partial in folder.glob(".*.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                partial.unlink()
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+    """Locks `folder` until the end, or the death of this process; yields whether the lock was got.
+
+    Where there are no locks (Windows, some network file systems), a run has one writer, and only that one clears away.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _try_lock(descriptor, wait)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, wait: bool) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,334 @@
+"""The training loop: step, evaluate, save, stop, and go on exactly where it stopped."""
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from qknorm.config import Train
+from qknorm.errors import InputError
+from qknorm.text.batching import Batch, TrainingBatches
+from qknorm.text.prepared import PreparedData
+from qknorm.training import checkpoint, parallel
+from qknorm.training.curves import draw_curves
+from qknorm.training.diagnosis import name_first_bad_part
+from qknorm.training.evaluation import Evaluator
+from qknorm.training.parallel import Team
+from qknorm.training.record import Recorder, read_metrics
+from qknorm.training.run_folder import About, build_model
+from qknorm.training.schedule import LearningRate
+from qknorm.training.step import BatchTensors, Sums, TrainingStep
+
+STAGED_BYTES = 1 << 30
+"""Batches are kept on the device for later epochs while they take less than this."""
+
+
+@dataclass
+class Place:
+    """How far a training has come: all that decides what its next step does, besides the tensors."""
+
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    evaluations: int = 0
+    best_score: float = -math.inf
+    best_step: int = 0
+    since_best: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended."""
+
+    reason: str
+    step: int
+    best_step: int
+    best_score: float
+    seconds: float
+    interrupted: bool = False
+
+
+class TrainingDiverged(InputError):
+    """The loss is no number any more."""
+
+
+@dataclass
+class Trainer:
+    """One training from its start or a checkpoint to its end; every process of a team has one."""
+
+    run: Path
+    settings: Train
+    about: About
+    data: PreparedData
+    team: Team
+    recorder: Recorder | None
+    place: Place = field(default_factory=Place)
+
+    def __post_init__(self) -> None:
+        training = self.settings.training
+        torch.manual_seed(training.seed)
+        allowed = torch.from_numpy(self.data.target_types.copy()) if self.settings.model.logit_mask else None
+        if allowed is not None:
+            allowed[3] = True  # every sentence may end
+        self.model = build_model(self.settings, self.about, allowed).to(self.team.device)
+        self.spread = parallel.spread(self.model, self.team, training.parallel)
+        self.stepper = TrainingStep(self.spread, self.model, training, self.team.device)
+        self.batches = TrainingBatches(
+            self.data.split("train"),
+            self.data.tokenizer,
+            (self.data.source, self.data.target),
+            training.batch_tokens,
+            training.seed,
+            training.bpe_dropout,
+        )
+        self.group = self.team.size * training.accumulate
+        if len(self.batches.batches) < self.group:
+            raise InputError(
+                f"the training text gives {len(self.batches.batches)} batches, fewer than the {self.group} of one "
+                f"step; lower training.batch_tokens or training.accumulate"
+            )
+        self.rate = LearningRate(training.schedule, self.settings.model.width, training.max_steps)
+        self.evaluator = Evaluator(self.data, "dev", self.settings.decoding, sentences=training.dev_sentences)
+        self._staged: dict[int, BatchTensors] = {}
+        self._staged_bytes = 0
+        self._seconds_before = 0.0
+        self._began = self._logged_at = time.perf_counter()
+
+    # ------------------------------------------------------------------ steps
+
+    def fit(self) -> Outcome:
+        """Trains until a reason to stop; a signal saves and leaves."""
+        self.model.train()
+        self._began = self._logged_at = time.perf_counter()
+        with Interruption() as interruption:
+            while True:
+                reason = self._reason_to_stop()
+                called_off = self._called_off(interruption)
+                if reason or called_off:
+                    break
+                self._take_step()
+                if self.place.step % self.settings.training.evaluate_every == 0:
+                    self._evaluate()
+                    self._save()
+        if called_off or self.place.step not in checkpoint.list_steps(self.run):
+            if not called_off and self.place.step % self.settings.training.evaluate_every:
+                self._evaluate()
+            self._save()
+        if self.recorder is not None:
+            draw_curves(self.run, self.run / "curves.png")
+        place = self.place
+        return Outcome(
+            reason or f"stopped by {interruption.name}",
+            place.step,
+            place.best_step,
+            place.best_score,
+            self._elapsed(),
+            interrupted=bool(called_off),
+        )
+
+    def _take_step(self) -> None:
+        place, training = self.place, self.settings.training
+        if place.position + self.group > len(self.batches.order):  # what is left over makes no whole step
+            place.epoch, place.position = place.epoch + 1, 0
+        self.batches.start_epoch(place.epoch)
+        chosen = [int(i) for i in self.batches.order[place.position : place.position + self.group]]
+        place.position += self.group
+        place.step += 1
+        # dropout depends on seed, step and process alone, so that going on from a checkpoint needs no more than these
+        torch.manual_seed((training.seed * 1_000_003 + place.step) * 1_009 + self.team.rank)
+        tokens = sum(self.batches.target_tokens(self.batches.batches[i]) for i in chosen)
+        mine = chosen[self.team.rank :: self.team.size]
+        tensors = [self._stage(i, self.batches.batches[i]) for i in mine]
+        self.stepper(tensors, tokens, self.rate.at(place.step), self.team.size)
+        if self.team.device.type == "cpu" and self.stepper.sums[4] > 0:
+            self._give_up(tensors[-1])
+        if place.step % training.log_every == 0:
+            self._log(tensors[-1])
+
+    def _stage(self, number: int, batch: Batch) -> BatchTensors:
+        if number in self._staged:
+            return self._staged[number]
+        source, target_in, target_out = (
+            torch.from_numpy(array).to(self.team.device) for array in self.batches.arrays(batch)
+        )
+        size = 3 * source.numel() * source.element_size()
+        if not self.settings.training.bpe_dropout and self._staged_bytes + size < STAGED_BYTES:
+            self._staged[number] = source, target_in, target_out
+            self._staged_bytes += size
+        return source, target_in, target_out
+
+    def _log(self, batch: BatchTensors) -> None:
+        sums = self.stepper.read_sums()
+        if self.team.agree(sums.bad_steps > 0):
+            self._give_up(batch)
+        now = time.perf_counter()
+        seconds, self._logged_at = now - self._logged_at, now
+        if self.recorder is not None:
+            self.recorder.log_step(**self._row_of(sums, seconds))
+
+    def _row_of(self, sums: Sums, seconds: float) -> dict[str, Any]:
+        place = self.place
+        plain = sums.plain / max(1, sums.tokens)
+        return {
+            "step": place.step,
+            "epoch": place.epoch,
+            "loss": sums.smoothed / max(1, sums.tokens),
+            "perplexity": math.exp(min(plain, 700.0)),
+            "tokens_per_second": sums.tokens * self.team.size / seconds,
+            "learning_rate": self.rate.at(place.step),
+            "seconds_left": self._seconds_left(seconds / max(1, sums.steps)),
+            "time": {"elapsed": self._elapsed()},
+        }
+
+    def _elapsed(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._began
+
+    def _seconds_left(self, seconds_a_step: float) -> float | None:
+        """To the last step that the settings allow; a plateau or early stopping may end it sooner."""
+        training = self.settings.training
+        steps = [training.max_steps]
+        if training.max_evaluations is not None:
+            steps.append(training.max_evaluations * training.evaluate_every)
+        left = (min(steps) - self.place.step) * seconds_a_step
+        return left if training.max_minutes is None else min(left, 60 * training.max_minutes - self._elapsed())
+
+    # ------------------------------------------------------------------ evaluating and stopping
+
+    def _evaluate(self) -> None:
+        place, began = self.place, time.perf_counter()
+        together = self.settings.training.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
+        result = None
+        if self.team.leads or together:
+            evaluation = self.evaluator(self.model, self.stepper.precision)
+            result = evaluation.loss, evaluation.perplexity, evaluation.bleu
+        loss, perplexity, bleu = self.team.share(result)
+        place.evaluations += 1
+        better = bleu > place.best_score
+        if better:
+            place.best_score, place.best_step, place.since_best = bleu, place.step, 0
+        else:
+            place.since_best += 1
+        rate = self.rate.at(place.step)
+        self.rate.evaluated(place.step, bleu)
+        scales = self.model.scales()
+        if self.recorder is not None:
+            self.recorder.log_evaluation(
+                {
+                    "step": place.step,
+                    "epoch": place.epoch,
+                    "dev_loss": loss,
+                    "dev_perplexity": perplexity,
+                    "dev_bleu": bleu,
+                    "learning_rate": rate,
+                    "best": better,
+                    "scales": scales,
+                    "seconds": time.perf_counter() - began,
+                    "time": {"elapsed": self._elapsed()},
+                }
+            )
+        self._logged_at += time.perf_counter() - began  # tokens a second are of training alone
+
+    def _reason_to_stop(self) -> str | None:
+        place, training = self.place, self.settings.training
+        if place.step >= training.max_steps:
+            return f"reached training.max_steps ({training.max_steps:,})"
+        if training.max_evaluations is not None and place.evaluations >= training.max_evaluations:
+            return f"reached training.max_evaluations ({training.max_evaluations:,})"
+        if self.rate.ended(place.step):
+            return f"the learning rate fell under its floor ({training.schedule.floor:g})"
+        if training.stop_after is not None and place.since_best >= training.stop_after:
+            return f"dev BLEU has not risen for {training.stop_after} evaluations"
+        if training.max_minutes is not None and self._elapsed() >= 60 * training.max_minutes:
+            return f"reached training.max_minutes ({training.max_minutes:g})"
+        return None
+
+    def _called_off(self, interruption: "Interruption") -> bool:
+        if self.team.size == 1:
+            return interruption.name is not None
+        due = self.place.step % 10 == 0  # asking everybody costs a message
+        return due and self.team.agree(interruption.name is not None)
+
+    def _give_up(self, batch: BatchTensors) -> None:
+        """Keeps the weights, which no bad step has touched, and says what went wrong."""
+        culprit = name_first_bad_part(self.model, batch[0], batch[1])
+        self._save()
+        raise TrainingDiverged(
+            f"step {self.place.step}: the loss is not finite; {culprit}. The last good weights are kept in {self.run}; "
+            f"lower training.schedule.peak or lengthen training.schedule.warmup"
+        )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _save(self) -> None:
+        model = parallel.gather_model(self.spread)
+        moments = parallel.gather_optimizer(self.spread, self.stepper.optimizer)
+        if self.team.leads:
+            state = {"place": asdict(self.place), "rate": {"factor": self.rate.factor, "scores": self.rate.scores}}
+            if state["place"]["best_score"] == -math.inf:
+                state["place"]["best_score"] = None  # JSON has no infinity
+            tensors = {**moments, "sums": self.stepper.sums.cpu()}
+            checkpoint.save_checkpoint(self.run, self.place.step, model, tensors, state)
+            if self.place.best_step == self.place.step:
+                checkpoint.mark_best(self.run, self.place.step)
+            checkpoint.prune(self.run, self.settings.training.keep)
+        self.team.wait()
+
+    def resume(self) -> Sequence[str]:
+        """Goes back to the newest sound checkpoint; returns a sentence for each damaged one passed over."""
+        found, complaints = checkpoint.load_newest_sound(self.run)
+        if found is None:
+            if self.recorder is not None:
+                self.recorder.truncate_to(0)
+            return complaints
+        parallel.restore_model(self.spread, found.model)
+        parallel.restore_optimizer(self.spread, self.stepper.optimizer, found.training)
+        self.stepper.sums.copy_(found.training["sums"])
+        place = found.state["place"]
+        place["best_score"] = -math.inf if place["best_score"] is None else place["best_score"]
+        self.place = Place(**place)
+        self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
+        if self.team.leads:
+            checkpoint.discard_after(self.run, self.place.step)
+        if self.recorder is not None:
+            self.recorder.truncate_to(self.place.step)
+        self._seconds_before = _seconds_so_far(self.run)
+        self.team.wait()
+        return complaints
+
+
+def _seconds_so_far(run: Path) -> float:
+    times = [row["time"].get("elapsed", 0.0) for row in read_metrics(run) if "time" in row]
+    return float(max(times, default=0.0))
+
+
+class Interruption:
+    """Turns SIGINT and SIGTERM into a name that the loop looks at, so that a step is never cut in two."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        for each in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self._former[each] = signal.signal(each, self._note)
+            except ValueError:  # not the main thread: whoever runs us there handles signals
+                break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, former in self._former.items():
+            signal.signal(each, former)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None:  # a second time means at once
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name

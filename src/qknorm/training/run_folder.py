@@ -1,0 +1,172 @@
+"""A run folder is whole: settings, tokenizer, versions, commit, metrics, weights; nothing else is needed to use it."""
+
+import json
+import platform
+import subprocess
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import tokenizers
+import tomli_w
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from qknorm import files
+from qknorm.config import Train, explain_validation
+from qknorm.decoding.translate import TextTranslator
+from qknorm.errors import InputError
+from qknorm.models.translator import Translator, start_of_scale
+from qknorm.text.prepared import PreparedData
+from qknorm.text.subwords import Tokenizer
+from qknorm.training.checkpoint import Which, load_model_weights
+from qknorm.version import __version__
+
+FORMAT_VERSION = 1
+SETTINGS, ABOUT, TOKENIZER = "settings.toml", "run.json", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class About:
+    """What the settings do not say but the model needs, and what made it."""
+
+    source: str
+    target: str
+    vocabulary: int
+    scale_init: float | None
+    scale_length: float
+    longest: int
+    data: str
+    fingerprint: str
+    versions: dict[str, str]
+    commit: str | None
+
+
+def create_run(run: Path, settings: Train, data: PreparedData) -> About:
+    """Lays out a new run folder."""
+    length = data.length_percentile(settings.model.attention.scale_percentile)
+    about = About(
+        source=data.source,
+        target=data.target,
+        vocabulary=data.tokenizer.size,
+        scale_init=start_of_scale(settings.model, length),
+        scale_length=length,
+        longest=int(data.length_percentile(100)),
+        data=str(data.folder.resolve()),
+        fingerprint=data.fingerprint,
+        versions={
+            "qknorm": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "tokenizers": tokenizers.__version__,
+        },
+        commit=_commit(),
+    )
+    run.mkdir(parents=True, exist_ok=True)
+    write_settings(run, settings)
+    data.tokenizer.save(run / TOKENIZER)
+    files.write_json(
+        run / ABOUT, {"format_version": FORMAT_VERSION, **asdict(about)}
+    )  # last: it makes the folder a run
+    return about
+
+
+def write_settings(run: Path, settings: Train) -> None:
+    """The settings as a TOML file that `qknorm train --config` also reads."""
+    files.write_text(run / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (folder / ABOUT).is_file()
+
+
+def read_run(run: Path) -> tuple[Train, About]:
+    """The settings and facts of a run; refuses what is no run, damaged, or of another version."""
+    if not is_run(run):
+        raise InputError(f"{run} is no run folder (it has no {ABOUT}); make one with qknorm train")
+    try:
+        about: dict[str, Any] = json.loads((run / ABOUT).read_text(encoding="utf-8"))
+        version = about.pop("format_version")
+    except (ValueError, KeyError, AttributeError):
+        raise InputError(f"{run / ABOUT} is damaged; train again, or restore it from a copy") from None
+    if version != FORMAT_VERSION:
+        raise InputError(
+            f"{run} was written by another version of qknorm (run format {version}, this one reads {FORMAT_VERSION}); "
+            f"use the version in its {ABOUT}"
+        )
+    try:
+        settings = Train.model_validate(tomllib.loads((run / SETTINGS).read_text(encoding="utf-8")))
+        return settings, About(**about)
+    except ValidationError as error:
+        raise InputError(explain_validation(error, str(run / SETTINGS))) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{run} is damaged ({error}); train again, or restore it from a copy") from None
+
+
+def build_model(settings: Train, about: About, allowed: Tensor | None = None) -> Translator:
+    """A fresh model of a run's settings."""
+    return Translator(about.vocabulary, settings.model, scale_init=about.scale_init, allowed=allowed)
+
+
+def load(
+    run: str | Path, *, checkpoint: Which | Path = "best", device: str | None = None, precision: str = "float32"
+) -> TextTranslator:
+    """A trained translator, ready for `translate`: from a run folder, at its best checkpoint unless told otherwise.
+
+    `checkpoint` is best, last, a step, or a file of weights that `qknorm average` wrote.
+    """
+    run = Path(run)
+    settings, about = read_run(run)
+    model = build_model(settings, about)
+    weights = _read_weights(checkpoint) if isinstance(checkpoint, Path) else load_model_weights(run, checkpoint)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise InputError(
+            f"the weights do not fit the settings of {run} (vocabulary of {about.vocabulary:,}): they belong to "
+            f"another run, or {SETTINGS} was changed"
+        ) from None
+    tokenizer = Tokenizer.load(run / TOKENIZER)
+    if tokenizer.size != about.vocabulary:
+        raise InputError(
+            f"{run / TOKENIZER} has {tokenizer.size:,} types but the weights have {about.vocabulary:,}: restore the "
+            f"tokenizer this model was trained with"
+        )
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+    return TextTranslator(
+        model, tokenizer, about.source, about.target, settings.decoding, about.longest, precision=dtype
+    )
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; qknorm average writes such a file") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged or no safetensors file ({error})") from None
+
+
+def _commit() -> str | None:
+    """The commit of the code, where it runs from a checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

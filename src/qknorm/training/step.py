@@ -1,0 +1,172 @@
+"""One step of training: forward, backward, clip, update. On a GPU each shape of batch is recorded once and replayed."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qknorm.config import Training
+from qknorm.training.objective import label_smoothed_loss
+
+BatchTensors = tuple[Tensor, Tensor, Tensor]  # source, target with its start, target with its end
+
+
+class Sums(NamedTuple):
+    """What was gathered since the last reading."""
+
+    smoothed: float
+    plain: float
+    tokens: int
+    steps: int
+    bad_steps: int
+
+
+class TrainingStep:
+    """Runs steps on batches of ids and keeps running sums of the loss on the device, so that no step waits for it.
+
+    A step whose gradients are not finite changes nothing but a count.
+    """
+
+    def __init__(self, model: nn.Module, inner: nn.Module, settings: Training, device: torch.device) -> None:
+        self.model, self._inner, self._settings, self.device = model, inner, settings, device
+        self.precision = choose_precision(settings, device)
+        cuda = device.type == "cuda"
+        self.learning_rate = torch.zeros((), device=device) if cuda else 0.0
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=self.learning_rate if cuda else 1.0,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+            capturable=cuda,
+        )
+        # a fused optimiser leaves everything as it is where this is 1
+        self._found_bad = torch.zeros((), device=device)
+        self.optimizer.found_inf = self._found_bad  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
+        self._weight = torch.zeros((), device=device)
+        self._recorded = Recordings() if cuda and model is inner else None
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self._make_moments()
+
+    def __call__(self, batches: Sequence[BatchTensors], tokens: int, learning_rate: float, team_size: int = 1) -> None:
+        """One update from these batches, whose losses are averaged over `tokens`, those of other processes included."""
+        self._set_learning_rate(learning_rate)
+        self._weight.fill_(team_size / tokens)
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            if self._recorded is not None:
+                if not self._recorded.warm:
+                    self._warm_up(batch)
+                self._recorded.run("batch", self._forward_backward, batch)
+            else:
+                with nullcontext() if last or self.model is self._inner else _no_sync(self.model):
+                    self._forward_backward(*batch)
+        if self._recorded is not None:
+            self._recorded.run("update", self._update, ())
+        else:
+            self._update()
+
+    def _forward_backward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> None:
+        with self.autocast():
+            logits = self.model(source, target_in)
+            losses = label_smoothed_loss(logits, target_out, self._inner.allowed, self._settings.label_smoothing)  # type: ignore[arg-type]
+        torch.autograd.backward(losses.smoothed * self._weight)
+        with torch.no_grad():
+            self.sums[:3] += torch.stack([losses.smoothed, losses.plain, losses.tokens.float()])
+
+    def _warm_up(self, batch: BatchTensors) -> None:
+        """Libraries set themselves up in their first calls, which cannot be recorded; what these leave is wiped."""
+        assert self._recorded is not None
+        self._recorded.warm_up(lambda: self._forward_backward(*batch))
+        self.optimizer.zero_grad(set_to_none=False)
+        self.sums.zero_()
+
+    def _update(self) -> None:
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self._found_bad.copy_((~norm.isfinite()).float())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.sums[3] += 1
+        self.sums[4] += self._found_bad
+
+    def _make_moments(self) -> None:
+        """Lets the optimiser set itself up, by a step that changes nothing: a recording must not do that."""
+        self._found_bad.fill_(1.0)
+        self.optimizer.step()
+        self._found_bad.zero_()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        if self.precision == torch.float32:
+            return nullcontext()
+        # the cache of cast weights must not outlive a recording
+        return torch.autocast(self.device.type, dtype=self.precision, cache_enabled=self._recorded is None)
+
+    def read_sums(self) -> Sums:
+        """What has been gathered since the last call; waits for the device."""
+        smoothed, plain, tokens, steps, bad = self.sums.tolist()
+        self.sums.zero_()
+        return Sums(smoothed, plain, int(tokens), int(steps), int(bad))
+
+    def _set_learning_rate(self, rate: float) -> None:
+        if isinstance(self.learning_rate, Tensor):
+            self.learning_rate.fill_(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+
+class Recordings:
+    """CUDA graphs by name and shape: the first call of each is recorded, all calls replay."""
+
+    def __init__(self) -> None:
+        self.warm = False
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._pool: Any = None
+
+    def warm_up(self, job: Callable[[], None]) -> None:
+        """Runs `job` as it will be recorded, beside the main stream."""
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                job()
+        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.synchronize()
+        self.warm = True
+
+    def run(self, name: str, job: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
+        """Copies the inputs to where the recording of their shape reads them, and replays it."""
+        key = (name, *(tuple(x.shape) for x in inputs))
+        if key not in self._graphs:
+            held = tuple(x.clone() for x in inputs)
+            graph = torch.cuda.CUDAGraph()
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool):
+                job(*held)
+            self._graphs[key] = graph, held
+        graph, held = self._graphs[key]
+        for slot, given in zip(held, inputs, strict=True):
+            slot.copy_(given, non_blocking=True)
+        graph.replay()
+
+
+def choose_precision(settings: Training, device: torch.device) -> torch.dtype:
+    """What forward passes compute in."""
+    if settings.precision == "auto":
+        good = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if good else torch.float32
+    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+
+
+def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
+    """Keeps gradients to this process until the last batch of a step."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
