@@ -41,23 +41,27 @@ class KeyValueCache:
         self.length = grown
         return self.read()
 
-    @torch.no_grad()
     def reorder(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was (beam search); rows that stay where they are are not copied.
-
-        An index of another length drops or repeats rows.
-        """
+        """Row i becomes what row index[i] was (beam search); an index of another length drops or repeats rows."""
         if self._keys is None or self._values is None:
             return
-        rows = self._keys.shape[0]
-        if len(index) != rows:
+        if len(index) == len(self._keys):
+            self.move(*moved_rows(index))
+        else:
             self._keys, self._values = self._keys[index], self._values[index]
-            return
-        moved = (index != torch.arange(rows, device=index.device)).nonzero().squeeze(1)
-        if len(moved):
-            origin = index[moved]
+
+    @torch.no_grad()
+    def move(self, rows: Tensor, origins: Tensor) -> None:
+        """Each of these rows becomes what its origin was; all other rows stay, and are not copied."""
+        if self._keys is not None and self._values is not None and len(rows):
             for stored in (self._keys, self._values):
-                stored[moved, :, : self.length] = stored[origin, :, : self.length]
+                stored[rows, :, : self.length] = stored[origins, :, : self.length]
+
+
+def moved_rows(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Of an order of rows, those that do not stay where they are, and where they come from."""
+    rows = (index != torch.arange(len(index), device=index.device)).nonzero().squeeze(1)
+    return rows, index[rows]
 
 
 def _with_room(stored: Tensor | None, new: Tensor, length: int, exact: int | None) -> Tensor:

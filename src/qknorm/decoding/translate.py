@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
 from qknorm.decoding.search import Hypothesis, beam_search
@@ -52,9 +53,9 @@ class ModelStepper:
 
     def reorder(self, origin_bk: Tensor) -> None:
         first = torch.arange(len(origin_bk), device=origin_bk.device).unsqueeze(1) * self._beam
-        rows = (first + origin_bk).flatten()
+        moved = moved_rows((first + origin_bk).flatten())  # once for all layers: a GPU waits for the host here
         for cache in self._cache.own:
-            cache.reorder(rows)
+            cache.move(*moved)
 
     def keep(self, sentences: Tensor) -> None:
         self._memory = Memory(self._memory.states[sentences], self._memory.padding[sentences])

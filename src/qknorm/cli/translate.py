@@ -1,0 +1,140 @@
+"""`qknorm translate`."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import tyro
+
+from qknorm.cli.display import console, progress_bar, warn
+from qknorm.decoding.translate import TextTranslator, Translation
+from qknorm.files import atomic_path
+from qknorm.text.readers import read_lines
+from qknorm.training.checkpoint import Which
+from qknorm.training.run_folder import load
+
+AT_ONCE = 2_000
+"""Lines read before the first of them is translated; more make fuller batches, fewer answer sooner."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Translates files, standard input, or, at a terminal, what you type.
+
+    Examples:
+
+      qknorm translate runs/gl-en --input news.gl --output news.en
+
+      cat news.gl | qknorm translate runs/gl-en > news.en
+
+      qknorm translate runs/gl-en --input news.gl --nbest 4 --align --json
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder that `qknorm train` wrote."""
+    input: Path | None = None
+    """File with one sentence a line; standard input if not given."""
+    output: Path | None = None
+    """File to write; standard output if not given."""
+    beam: int | None = None
+    """Width of the beam; that of the run's settings if not given."""
+    length_penalty: float | None = None
+    """Exponent of the length penalty; that of the run's settings if not given."""
+    nbest: int = 1
+    """How many alternatives of each sentence to write, as lines of: line number, score, translation."""
+    no_repeat_ngram: int | None = None
+    """Forbid a translation to repeat an n-gram of this size."""
+    align: bool = False
+    """Write word alignments after a tab, as pairs source-target counted from 0."""
+    json: bool = False
+    """One JSON object a line, with text, score, alternatives and alignment."""
+    checkpoint: str = "best"
+    """best, last, a step, or a .safetensors file that `qknorm average` wrote."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one if not given."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses, loads, translates."""
+    arguments = tyro.cli(Arguments, args=words, prog="qknorm translate")
+    translator = load(arguments.run, checkpoint=which_checkpoint(arguments.checkpoint), device=arguments.device)
+    if arguments.input is None and sys.stdin.isatty():
+        _converse(translator, arguments)
+        return
+    lines = read_lines(arguments.input) if arguments.input else _stdin_lines()
+    number = 0
+    with _destination(arguments.output) as out:
+        while chunk := list(islice(lines, AT_ONCE)):
+            for translation in _explain(translator, chunk, arguments):
+                number += 1
+                if translation.parts > 1:
+                    warn(
+                        f"line {number} is longer than any sentence in training; it is translated in {translation.parts} parts"
+                    )
+                for line in _lines_of(number, translation, arguments):
+                    out.write(line + "\n")
+            out.flush()
+
+
+def which_checkpoint(name: str) -> Which | Path:
+    """best, last, a step or a file, as `load` takes it."""
+    if name == "best" or name == "last":
+        return name
+    return int(name) if name.isdigit() else Path(name)
+
+
+def _explain(translator: TextTranslator, chunk: list[str], arguments: Arguments) -> list[Translation]:
+    with progress_bar() as progress:
+        return translator.explain(
+            chunk,
+            nbest=arguments.nbest,
+            align=arguments.align,
+            beam=arguments.beam,
+            length_penalty=arguments.length_penalty,
+            no_repeat_ngram=arguments.no_repeat_ngram,
+            progress=progress,
+        )
+
+
+def _lines_of(number: int, translation: Translation, arguments: Arguments) -> Iterable[str]:
+    if arguments.json:
+        return [json.dumps(asdict(translation), ensure_ascii=False)]
+    if arguments.nbest > 1:
+        return [f"{number}\t{each.score:.4f}\t{each.text}" for each in translation.alternatives]
+    links = " ".join(f"{s}-{t}" for s, t in translation.alignment or [])
+    return [f"{translation.text}\t{links}" if arguments.align else translation.text]
+
+
+def _converse(translator: TextTranslator, arguments: Arguments) -> None:
+    console.print(f"Type {translator.source}, read {translator.target}; an empty line or Ctrl-D ends.")
+    while True:
+        try:
+            text = input(f"{translator.source}> ")
+        except EOFError:
+            return
+        if not text.strip():
+            return
+        for line in _lines_of(1, _explain(translator, [text], arguments)[0], arguments):
+            print(f"{translator.target}> {line}")
+
+
+def _stdin_lines() -> Iterator[str]:
+    """Standard input by lines that end in a line feed alone, whatever the locale."""
+    stream = open(sys.stdin.fileno(), encoding="utf-8", errors="replace", newline="\n", closefd=False)  # noqa: SIM115
+    for line in stream:
+        yield line.rstrip("\r\n")
+
+
+@contextmanager
+def _destination(path: Path | None) -> Iterator[TextIO]:
+    if path is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        return
+    with atomic_path(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
