@@ -193,8 +193,8 @@ class Decoding(Settings):
     """A translation has at most so many tokens more than its source."""
     no_repeat_ngram: int = Field(default=0, ge=0)
     """Forbid a translation to repeat an n-gram of this size; 0 allows it."""
-    batch_tokens: int = Field(default=16_384, ge=1)
-    """Source tokens times beam translated at a time."""
+    batch_tokens: int | None = Field(default=None, ge=1)
+    """Source tokens times beam translated at a time; by the device if not given."""
 
 
 class Training(Settings):

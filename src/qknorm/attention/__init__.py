@@ -1,6 +1,6 @@
 """The attention library: imports torch and nothing else of this package."""
 
-from qknorm.attention.attend import Attended, attend, attend_with_weights, causal_mask
+from qknorm.attention.attend import Attended, Visibility, attend, attend_with_weights, causal_mask
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.multihead import MultiheadAttention
 from qknorm.attention.norm import QKNorm, initial_scale, lp_normalize, matched_scale
@@ -11,6 +11,7 @@ __all__ = [
     "KeyValueCache",
     "MultiheadAttention",
     "QKNorm",
+    "Visibility",
     "attend",
     "attend_with_weights",
     "causal_mask",

@@ -14,6 +14,22 @@ from qknorm.attention.norm import lp_normalize
 Backend = Literal["auto", "reference", "sdpa"]
 
 
+class Visibility(NamedTuple):
+    """A mask made ready once for many calls: `nothing` marks the queries that see no key, None if there are none."""
+
+    mask: Tensor
+    nothing: Tensor | None
+
+    @classmethod
+    def of(cls, mask: Tensor) -> "Visibility":
+        """Kernels differ on queries without any visible key (NaN in some): let these see all, to be zeroed after."""
+        if mask.dtype == torch.bool:
+            nothing = ~mask.any(dim=-1, keepdim=True)
+            return cls(mask | nothing, nothing)
+        nothing = (mask == -torch.inf).all(dim=-1, keepdim=True)
+        return cls(mask.masked_fill(nothing, 0.0), nothing)
+
+
 class Attended(NamedTuple):
     """What the reference computed on its way; masked logits are −∞."""
 
@@ -29,7 +45,7 @@ def attend(
     *,
     scale: float | Tensor,
     p: float | Tensor | None = None,
-    mask: Tensor | None = None,
+    mask: Tensor | Visibility | None = None,
     is_causal: bool = False,
     dropout: float = 0.0,
     backend: Backend = "auto",
@@ -38,9 +54,10 @@ def attend(
 
     `scale` multiplies the logits: a number, or a tensor of one or of h numbers, which may learn. `p` normalises q and
     k to unit Lp length first; without it they are taken as they come (normalised already, or dot-product attention).
-    `mask` is boolean (True = may attend) or additive, and broadcasts to (b, h, t, s). `is_causal` aligns the last
-    query with the last key. k and v may have fewer heads, each shared by h/kv queries' heads. A query that may attend
-    to nothing gets zeros. `dropout` is applied to the weights whenever it is above 0.
+    `mask` is boolean (True = may attend) or additive, and broadcasts to (b, h, t, s); `Visibility.of` makes one ready
+    for many calls. `is_causal` aligns the last query with the last key. k and v may have fewer heads, each shared by
+    h/kv queries' heads. A query that may attend to nothing gets zeros. `dropout` is applied to the weights whenever it
+    is above 0.
     """
     _check_shapes(q_bhtd, k_bhsd, v_bhsd)
     if backend == "reference":
@@ -61,7 +78,7 @@ def attend_with_weights(
     *,
     scale: float | Tensor,
     p: float | Tensor | None = None,
-    mask: Tensor | None = None,
+    mask: Tensor | Visibility | None = None,
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Attended:
@@ -76,7 +93,7 @@ def attend_with_weights(
         k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
 
         logits = _scaled(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
-        mask = _with_causal(mask, is_causal, q_bhtd.shape[-2], k_bhsd.shape[-2], q_bhtd.device)
+        mask = _with_causal(_plain(mask), is_causal, q_bhtd.shape[-2], k_bhsd.shape[-2], q_bhtd.device)
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
         nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
@@ -87,7 +104,7 @@ def attend_with_weights(
 
 
 def _attend_sdpa(
-    q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | None, is_causal: bool, dropout: float
+    q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | Visibility | None, is_causal: bool, dropout: float
 ) -> Tensor:
     """PyTorch's kernels on a q that carries the scale already, so that flash and memory-efficient ones stay usable."""
     grouped = q_bhtd.shape[1] != k_bhsd.shape[1]
@@ -98,19 +115,25 @@ def _attend_sdpa(
         return F.scaled_dot_product_attention(
             q_bhtd, k_bhsd, v_bhsd, dropout_p=dropout, is_causal=is_causal, scale=1.0, enable_gqa=grouped
         )
-    mask = _with_causal(mask, is_causal, t, s, q_bhtd.device)
-    assert mask is not None
-    # kernels differ on rows without any visible key (NaN in some): let such rows see everything, then zero them
-    if mask.dtype == torch.bool:
-        nothing_visible = ~mask.any(dim=-1, keepdim=True)
-        mask = mask | nothing_visible
-    else:
-        nothing_visible = (mask == -torch.inf).all(dim=-1, keepdim=True)
-        mask = mask.masked_fill(nothing_visible, 0.0).to(q_bhtd.dtype)
+    if is_causal or not isinstance(mask, Visibility):
+        joined = _with_causal(_plain(mask), is_causal, t, s, q_bhtd.device)
+        assert joined is not None
+        mask = Visibility.of(joined)
+    visible = mask.mask if mask.mask.dtype == torch.bool else mask.mask.to(q_bhtd.dtype)
     output = F.scaled_dot_product_attention(
-        q_bhtd, k_bhsd, v_bhsd, attn_mask=mask, dropout_p=dropout, scale=1.0, enable_gqa=grouped
+        q_bhtd, k_bhsd, v_bhsd, attn_mask=visible, dropout_p=dropout, scale=1.0, enable_gqa=grouped
     )
-    return output.masked_fill(nothing_visible, 0.0)
+    return output if mask.nothing is None else output.masked_fill(mask.nothing, 0.0)
+
+
+def _plain(mask: Tensor | Visibility | None) -> Tensor | None:
+    """A mask as it was before it was made ready."""
+    if not isinstance(mask, Visibility):
+        return mask
+    if mask.nothing is None:
+        return mask.mask
+    hidden = False if mask.mask.dtype == torch.bool else -torch.inf
+    return mask.mask.masked_fill(mask.nothing, hidden)
 
 
 def causal_mask(t: int, s: int, device: torch.device | str | None = None) -> Tensor:

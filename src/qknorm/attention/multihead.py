@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import Backend, attend, attend_with_weights
+from qknorm.attention.attend import Backend, Visibility, attend, attend_with_weights
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.norm import Kind, QKNorm
 from qknorm.attention.rotary import rotary_angles, rotate
@@ -122,12 +122,14 @@ class MultiheadAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
+        visibility: Visibility | None = None,
         cache: KeyValueCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output in the layout of `query`, and the weights (b, t, s) or, not averaged, (b, h, t, s) where needed.
 
-        Masks mean what they mean in torch: True in a boolean mask hides a key, a float mask is added. With a `cache`
-        the keys and values of earlier calls come before those of this one; `is_causal` aligns to the end.
+        Masks mean what they mean in torch: True in a boolean mask hides a key, a float mask is added; `visibility` is
+        one made ready for many calls, in place of both. With a `cache` the keys and values of earlier calls come before
+        those of this one; `is_causal` aligns to the end.
         """
         if query.is_nested:
             return self._forward_nested(query, need_weights)
@@ -142,7 +144,7 @@ class MultiheadAttention(nn.Module):
                 query, key, value = (x.transpose(0, 1) for x in (query, key, value))
 
         q, k, v = self._project(query, key, value, cache)
-        mask = self._merge_masks(key_padding_mask, None if is_causal else attn_mask, k.shape[2])
+        mask = visibility or self._merge_masks(key_padding_mask, None if is_causal else attn_mask, k.shape[2])
         dropout = self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:

@@ -77,7 +77,10 @@ def _normalize(x: Tensor, p: float | Tensor, dim: int = -1, eps: float | None = 
     eps = torch.finfo(wide.dtype).tiny if eps is None else eps
     if isinstance(p, Tensor):
         p = p.to(wide.dtype)
-    direction: Tensor = _Direction.apply(wide, p, dim, eps)[0]  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled():
+        direction: Tensor = _Direction.apply(wide, p, dim, eps)[0]  # type: ignore[no-untyped-call]
+    else:
+        direction = _Direction.forward(wide, p, dim, eps)[0]  # spares decoding the bookkeeping
     return direction.to(x.dtype)
 
 
@@ -93,21 +96,17 @@ class _Direction(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, p: float | Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
         largest = torch.linalg.vector_norm(x, math.inf, dim, keepdim=True)
-        padding = largest <= eps
-        unit = x / largest.masked_fill(padding, 1.0)
+        largest = largest.masked_fill(largest <= eps, math.inf)  # what is divided by infinity is zero, both ways
+        unit = x / largest
         if isinstance(p, Tensor):
             length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
-        elif p == 2:
-            length = torch.linalg.vector_norm(unit, 2, dim, keepdim=True).clamp(min=1.0)
+        elif p in (2, math.inf):
+            length = torch.linalg.vector_norm(unit, p, dim, keepdim=True).clamp(min=1.0)
         elif p == 1:
             length = unit.abs().sum(dim, keepdim=True).clamp(min=1.0)
-        elif p == math.inf:
-            length = torch.linalg.vector_norm(unit, math.inf, dim, keepdim=True).clamp(min=1.0)
         else:
             length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
-        # an infinite length makes zeros of padding, in both directions, without a pass over the rows
-        direction = unit / length.masked_fill(padding, math.inf)
-        return direction, (largest * length).masked_fill(padding, math.inf)
+        return unit / length, largest * length
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

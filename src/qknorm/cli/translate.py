@@ -73,9 +73,7 @@ def run(words: Sequence[str]) -> None:
             for translation in _explain(translator, chunk, arguments):
                 number += 1
                 if translation.parts > 1:
-                    warn(
-                        f"line {number} is longer than any sentence in training; it is translated in {translation.parts} parts"
-                    )
+                    warn(f"line {number} is longer than any in training; translated in {translation.parts} parts")
                 for line in _lines_of(number, translation, arguments):
                     out.write(line + "\n")
             out.flush()
@@ -83,9 +81,8 @@ def run(words: Sequence[str]) -> None:
 
 def which_checkpoint(name: str) -> Which | Path:
     """best, last, a step or a file, as `load` takes it."""
-    if name == "best" or name == "last":
-        return name
-    return int(name) if name.isdigit() else Path(name)
+    named: dict[str, Which] = {"best": "best", "last": "last"}
+    return named.get(name) or (int(name) if name.isdigit() else Path(name))
 
 
 def _explain(translator: TextTranslator, chunk: list[str], arguments: Arguments) -> list[Translation]:

@@ -19,7 +19,7 @@ def cross_attention_weights(model: Translator, source: Sequence[int], target: Se
     gathered: list[Tensor] = []
 
     def gather(module: MultiheadAttention, inputs: tuple[Tensor, ...], options: dict[str, object]) -> None:
-        gathered.append(module(*inputs, key_padding_mask=options["key_padding_mask"], average_attn_weights=False)[1][0])
+        gathered.append(module(*inputs, visibility=options["visibility"], average_attn_weights=False)[1][0])
 
     hooks = []
     for name, attention in model.attentions().items():

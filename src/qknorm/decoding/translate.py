@@ -15,6 +15,9 @@ from qknorm.text.batching import batches_by_length, collate
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer
 
+BATCH_TOKENS = {False: 16_384, True: 65_536}
+"""Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
+
 Progress = Callable[[str, int, int | None], None]
 
 
@@ -48,7 +51,7 @@ class ModelStepper:
 
     def step(self, tokens_bk: Tensor) -> Tensor:
         states = self._model.decode(tokens_bk.reshape(-1, 1), self._memory, self._cache)
-        logits = self._model.score(states).float()
+        logits = self._model.score(states, self._cache).float()
         return torch.log_softmax(logits, dim=-1).view(*tokens_bk.shape, -1)
 
     def reorder(self, origin_bk: Tensor) -> None:
@@ -58,7 +61,7 @@ class ModelStepper:
             cache.move(*moved)
 
     def keep(self, sentences: Tensor) -> None:
-        self._memory = Memory(self._memory.states[sentences], self._memory.padding[sentences])
+        self._memory = Memory(self._memory.states[sentences], self._memory.real[sentences])
         slots = torch.arange(self._beam, device=sentences.device)
         rows = (sentences.unsqueeze(1) * self._beam + slots).flatten()
         for own, across in zip(self._cache.own, self._cache.across, strict=True):
@@ -83,7 +86,8 @@ def translate_ids(
     found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
     waiting = [i for i, ids in enumerate(sources) if len(ids)]
     done = 0
-    for group in batches_by_length([len(sources[i]) * settings.beam for i in waiting], settings.batch_tokens):
+    budget = settings.batch_tokens or BATCH_TOKENS[device.type == "cuda"]
+    for group in batches_by_length([len(sources[i]) * settings.beam for i in waiting], budget):
         chosen = [waiting[i] for i in group]
         source = torch.from_numpy(collate([sources[i] for i in chosen], []).source).to(device)
         limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen], device=device)

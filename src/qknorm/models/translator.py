@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention import KeyValueCache, MultiheadAttention, initial_scale, matched_scale
+from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, initial_scale, matched_scale
 from qknorm.config import Model
 from qknorm.models.layers import FeedForward, Residual, WordVectors, init_weights, make_attention, make_norm, sinusoids
 
@@ -16,19 +16,25 @@ PAD, UNKNOWN, START, END = 0, 1, 2, 3
 
 
 class Memory(NamedTuple):
-    """What the decoder reads of the source: encoder states (b, s, width) and where they are padding (b, s)."""
+    """What the decoder reads of the source: encoder states (b, s, width), and which of them are real (b, 1, 1, s)."""
 
     states: Tensor
-    padding: Tensor
+    real: Tensor
+
+    @property
+    def visibility(self) -> Visibility:
+        """Every source has its end at least, so that no query is left without a key."""
+        return Visibility(self.real, None)
 
 
 @dataclass
 class DecoderCache:
-    """What the decoder keeps from step to step: a growing and a fixed cache for every layer."""
+    """What the decoder keeps from step to step: a growing and a fixed cache for every layer, and tables of words."""
 
     layers: int
     own: list[KeyValueCache] = field(init=False)
     across: list[KeyValueCache] = field(init=False)
+    words: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.own = [KeyValueCache() for _ in range(self.layers)]
@@ -49,8 +55,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(settings)
         self.around_attention, self.around_feed_forward = Residual(settings), Residual(settings)
 
-    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        x = self.around_attention(x, lambda y: self.attention(y, y, y, key_padding_mask=padding, need_weights=False)[0])
+    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
+        x = self.around_attention(x, lambda y: self.attention(y, y, y, visibility=visibility, need_weights=False)[0])
         out: Tensor = self.around_feed_forward(x, self.feed_forward)
         return out
 
@@ -84,7 +90,7 @@ class DecoderLayer(nn.Module):
             queries,
             memory.states,
             memory.states,
-            key_padding_mask=memory.padding,
+            visibility=memory.visibility,
             need_weights=False,
             cache=across,
         )[0]
@@ -128,25 +134,36 @@ class Translator(nn.Module):
 
     def encode(self, source: Tensor) -> Memory:
         """Reads source ids (b, s), padded with 0 at the end."""
-        padding = source == PAD
-        x = self._embed(source, side=0, past=0)
+        real = (source != PAD)[:, None, None, :]
+        x = self._embed(source, self.words.table(), side=0, past=0)
         for layer in self.encoder:
-            x = layer(x, padding)
-        return Memory(self.encoder_norm(x), padding)
+            x = layer(x, Visibility(real, None))
+        return Memory(self.encoder_norm(x), real)
 
     def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
         """States (b, t, width) after reading target ids (b, t), which with a cache follow on what it has seen."""
-        x = self._embed(target, side=1, past=0 if cache is None else cache.length)
+        words = self._table("target", cache)
+        x = self._embed(target, words, side=1, past=0 if cache is None else cache.length)
         for i, layer in enumerate(self.decoder):
             x = layer(x, memory) if cache is None else layer(x, memory, cache.own[i], cache.across[i])
         out: Tensor = self.decoder_norm(x)
         return out
 
-    def score(self, states: Tensor) -> Tensor:
+    def score(self, states: Tensor, cache: DecoderCache | None = None) -> Tensor:
         """Logits over the vocabulary; −∞ for types that may not be produced."""
-        words = self.output_words or self.target_words or self.words
-        logits = F.linear(states, words.table().to(states.dtype), self.output_bias.to(states.dtype))
+        words = self._table("output", cache).to(states.dtype)
+        logits = F.linear(states, words, self.output_bias.to(states.dtype))
         return logits.masked_fill(~self.allowed, -torch.inf)
+
+    def _table(self, which: str, cache: DecoderCache | None) -> Tensor:
+        """The word vectors of the target or the output; while decoding they are worked out once."""
+        if cache is not None and which in cache.words:
+            return cache.words[which]
+        words = (self.output_words if which == "output" else None) or self.target_words or self.words
+        table = words.table()
+        if cache is not None:
+            cache.words[which] = table
+        return table
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (b, t, vocabulary) of the token after each target token."""
@@ -174,9 +191,8 @@ class Translator(nn.Module):
         dropped = torch.rand(ids.shape, device=ids.device) < self.settings.dropout.word
         return ids.masked_fill(dropped & (ids != PAD), UNKNOWN)
 
-    def _embed(self, ids: Tensor, side: int, past: int) -> Tensor:
-        words = self.target_words if side and self.target_words is not None else self.words
-        x = F.embedding(ids, words.table()) * math.sqrt(self.settings.width)
+    def _embed(self, ids: Tensor, table: Tensor, side: int, past: int) -> Tensor:
+        x = F.embedding(ids, table) * math.sqrt(self.settings.width)
         if self.languages is not None:
             x = x + self.languages[side]
         if self.settings.positions != "rotary":

@@ -36,12 +36,10 @@ class Evaluator:
         self._sources = [self._split.source[i].tolist() for i in range(count)]
         self._references = self._split.text(data.target)[:count]
 
-    def __call__(
-        self, model: Translator, precision: torch.dtype, progress: Callable[[str, int, int | None], None] | None = None
-    ) -> Evaluation:
-        """Leaves the model as it was."""
-        loss = dev_loss(model, self._split, precision)
-        found = translate_ids(model, self._sources, self._settings, precision=precision, progress=progress)
+    def __call__(self, model: Translator, progress: Callable[[str, int, int | None], None] | None = None) -> Evaluation:
+        """In float32, whatever the training computes in; leaves the model as it was."""
+        loss = dev_loss(model, self._split)
+        found = translate_ids(model, self._sources, self._settings, progress=progress)
         translations = [self._tokenizer.decode(best.tokens) for best, *_ in found]
         bleu = bleu_like_its_text(self._tokenizer, translations, self._references, self._target)
         return Evaluation(loss, math.exp(min(loss, 700.0)), bleu, translations)
@@ -55,7 +53,7 @@ def bleu_like_its_text(tokenizer: Tokenizer, translations: list[str], references
 
 
 @torch.no_grad()
-def dev_loss(model: Translator, split: Split, precision: torch.dtype, budget: int = 8_192) -> float:
+def dev_loss(model: Translator, split: Split, budget: int = 8_192) -> float:
     """Mean cross-entropy in nats of the target tokens, without smoothing and dropout."""
     device = next(model.parameters()).device
     training = model.training
@@ -66,8 +64,7 @@ def dev_loss(model: Translator, split: Split, precision: torch.dtype, budget: in
             [split.source[int(i)] for i in batch.sentences], [split.target[int(i)] for i in batch.sentences]
         )
         source, target_in, target_out = (torch.from_numpy(array).to(device) for array in arrays)
-        with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
-            losses = label_smoothed_loss(model(source, target_in), target_out, model.allowed, 0.0)
+        losses = label_smoothed_loss(model(source, target_in), target_out, model.allowed, 0.0)
         sums += torch.stack([losses.plain, losses.tokens.float()])
     model.train(training)
     return float(sums[0] / sums[1].clamp(min=1))

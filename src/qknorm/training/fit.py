@@ -1,6 +1,11 @@
 """Training as one call: opens the data, lays out or reopens the run folder, joins the team, trains."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qknorm.config import Train
 from qknorm.errors import InputError
@@ -46,13 +51,29 @@ def train(
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
                 recorder.message(_describe(trainer, about))
-            outcome = trainer.fit()
+            with quick_kernels(team.device):
+                outcome = trainer.fit()
         finally:
             if recorder is not None:
                 recorder.close()
     finally:
         leave_team()
     return outcome if team.leads else None
+
+
+@contextmanager
+def quick_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU: TensorFloat-32 where float32 is multiplied, and no cuDNN attention, which plans anew for each shape."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _open_run(run: Path, settings: Train, prepared: PreparedData, team: Team, resume: bool) -> tuple[Train, About]:

@@ -205,7 +205,7 @@ class Trainer:
         together = self.settings.training.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
         result = None
         if self.team.leads or together:
-            evaluation = self.evaluator(self.model, self.stepper.precision)
+            evaluation = self.evaluator(self.model)
             result = evaluation.loss, evaluation.perplexity, evaluation.bleu
         loss, perplexity, bleu = self.team.share(result)
         place.evaluations += 1
