@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from qknorm.attention.attend import Visibility
+
 
 class KeyValueCache:
     """Keys, already normalised (and rotated), and values of one attention module: (batch, heads, time, head_dim).
@@ -16,6 +18,11 @@ class KeyValueCache:
         self.length = 0
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+
+    @property
+    def visibility(self) -> Visibility | None:
+        """Which of the keys it returns a query may see; None where all of them."""
+        return None
 
     @property
     def filled(self) -> bool:
@@ -40,6 +47,10 @@ class KeyValueCache:
         self._values[:, :, self.length : grown] = v_bhsd
         self.length = grown
         return self.read()
+
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Makes these tensors the stored ones, without a copy."""
+        self._keys, self._values, self.length = keys, values, keys.shape[2]
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was (beam search); an index of another length drops or repeats rows."""

@@ -144,6 +144,8 @@ class MultiheadAttention(nn.Module):
                 query, key, value = (x.transpose(0, 1) for x in (query, key, value))
 
         q, k, v = self._project(query, key, value, cache)
+        if cache is not None and cache.visibility is not None:
+            visibility, is_causal = cache.visibility, False
         mask = visibility or self._merge_masks(key_padding_mask, None if is_causal else attn_mask, k.shape[2])
         dropout = self.dropout if self.training else 0.0
         weights: Tensor | None = None
@@ -205,12 +207,12 @@ class MultiheadAttention(nn.Module):
     def _heads(self, x_btd: Tensor, heads: int) -> Tensor:
         return x_btd.view(*x_btd.shape[:2], heads, self.head_dim).transpose(1, 2)
 
-    def _place(self, x_bhtd: Tensor, past: int, *, keys: bool) -> Tensor:
+    def _place(self, x_bhtd: Tensor, past: int | Tensor, *, keys: bool) -> Tensor:
         """Normalises and, in the order asked for, rotates by position."""
         norm = self.norm.key if keys else self.norm.query
         if self.rotary == "none":
             return norm(x_bhtd)
-        positions = torch.arange(past, past + x_bhtd.shape[2], device=x_bhtd.device)
+        positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)
         angles = rotary_angles(positions, self.head_dim, self.rotary_base)
         return norm(rotate(x_bhtd, angles)) if self.rotary == "before_norm" else rotate(norm(x_bhtd), angles)
 

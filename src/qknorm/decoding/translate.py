@@ -1,5 +1,6 @@
 """Text in, text out: cuts and batches sentences, searches, and puts translations back in order."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ from torch import Tensor
 from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
-from qknorm.decoding.search import Hypothesis, beam_search
+from qknorm.decoding.search import Hypothesis, Stepper, beam_search
 from qknorm.models.translator import DecoderCache, Memory, Translator
 from qknorm.text.batching import batches_by_length, collate
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer
 
-BATCH_TOKENS = {False: 16_384, True: 65_536}
+BATCH_TOKENS = {False: 16_384, True: 131_072}
 """Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
 
 Progress = Callable[[str, int, int | None], None]
@@ -54,6 +55,10 @@ class ModelStepper:
         logits = self._model.score(states, self._cache).float()
         return torch.log_softmax(logits, dim=-1).view(*tokens_bk.shape, -1)
 
+    def state(self) -> tuple[Memory, DecoderCache]:
+        """What it has read of the source and decoded so far."""
+        return self._memory, self._cache
+
     def reorder(self, origin_bk: Tensor) -> None:
         first = torch.arange(len(origin_bk), device=origin_bk.device).unsqueeze(1) * self._beam
         moved = moved_rows((first + origin_bk).flatten())  # once for all layers: a GPU waits for the host here
@@ -77,9 +82,11 @@ def translate_ids(
     *,
     nbest: int = 1,
     precision: torch.dtype = torch.float32,
+    make_stepper: Callable[[Tensor, int], Stepper] | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for every source sentence, in the order given; an empty sentence translates to nothing."""
+    make_stepper = make_stepper or functools.partial(ModelStepper, model)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -93,7 +100,7 @@ def translate_ids(
         limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen], device=device)
         with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
             results = beam_search(
-                ModelStepper(model, source, settings.beam),
+                make_stepper(source, settings.beam),
                 len(chosen),
                 limits,
                 beam=settings.beam,

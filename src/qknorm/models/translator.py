@@ -191,7 +191,7 @@ class Translator(nn.Module):
         dropped = torch.rand(ids.shape, device=ids.device) < self.settings.dropout.word
         return ids.masked_fill(dropped & (ids != PAD), UNKNOWN)
 
-    def _embed(self, ids: Tensor, table: Tensor, side: int, past: int) -> Tensor:
+    def _embed(self, ids: Tensor, table: Tensor, side: int, past: int | Tensor) -> Tensor:
         x = F.embedding(ids, table) * math.sqrt(self.settings.width)
         if self.languages is not None:
             x = x + self.languages[side]
@@ -200,10 +200,15 @@ class Translator(nn.Module):
         out: Tensor = self.dropout(x)
         return out
 
-    def _positions_from(self, past: int, length: int) -> Tensor:
-        if past + length > len(self.positions):
-            longer = self._position_table(2 * (past + length))
-            self.positions = longer.to(self.positions)
+    def ensure_positions(self, length: int) -> None:
+        """Makes the table of positions reach so far."""
+        if length > len(self.positions):
+            self.positions = self._position_table(2 * length).to(self.positions)
+
+    def _positions_from(self, past: int | Tensor, length: int) -> Tensor:
+        if isinstance(past, Tensor):  # while a step is recorded; whoever records sees to the table's size
+            return self.positions[past + torch.arange(length, device=past.device)]
+        self.ensure_positions(past + length)
         return self.positions[past : past + length]
 
     def _position_table(self, length: int) -> Tensor:

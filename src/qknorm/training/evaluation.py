@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qknorm.config import Decoding
+from qknorm.decoding.recorded import RecordedDecoder
 from qknorm.decoding.translate import translate_ids
 from qknorm.models.translator import Translator
 from qknorm.scoring import corpus_bleu, tokenized_bleu
@@ -32,17 +33,28 @@ class Evaluator:
     def __init__(self, data: PreparedData, split: str, settings: Decoding, *, sentences: int | None = None) -> None:
         self._split, self._settings, self._tokenizer = data.split(split), settings, data.tokenizer
         self._target = data.target
+        self._recorded: RecordedDecoder | None = None
         count = min(len(self._split), sentences or len(self._split))
         self._sources = [self._split.source[i].tolist() for i in range(count)]
         self._references = self._split.text(data.target)[:count]
 
     def __call__(self, model: Translator, progress: Callable[[str, int, int | None], None] | None = None) -> Evaluation:
-        """In float32, whatever the training computes in; leaves the model as it was."""
+        """Leaves the model as it was. On a GPU its decoding steps are recorded and replayed at the next evaluations."""
         loss = dev_loss(model, self._split)
-        found = translate_ids(model, self._sources, self._settings, progress=progress)
+        found = translate_ids(
+            model, self._sources, self._settings, make_stepper=self._stepper_for(model), progress=progress
+        )
         translations = [self._tokenizer.decode(best.tokens) for best, *_ in found]
         bleu = bleu_like_its_text(self._tokenizer, translations, self._references, self._target)
         return Evaluation(loss, math.exp(min(loss, 700.0)), bleu, translations)
+
+    def _stepper_for(self, model: Translator) -> RecordedDecoder | None:
+        weights = next(model.parameters())
+        if not weights.is_cuda or hasattr(weights, "full_tensor"):  # a share of a model is gathered by every step
+            return None
+        if self._recorded is None or self._recorded.model is not model:
+            self._recorded = RecordedDecoder(model, torch.float32)
+        return self._recorded
 
 
 def bleu_like_its_text(tokenizer: Tokenizer, translations: list[str], references: list[str], language: str) -> float:

@@ -3,13 +3,15 @@
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qknorm.config import Train
 from qknorm.errors import InputError
@@ -95,6 +97,7 @@ class Trainer:
             )
         self.rate = LearningRate(training.schedule, self.settings.model.width, training.max_steps)
         self.evaluator = Evaluator(self.data, "dev", self.settings.decoding, sentences=training.dev_sentences)
+        self._writer = Writer()
         self._staged: dict[int, BatchTensors] = {}
         self._staged_bytes = 0
         self._seconds_before = 0.0
@@ -116,10 +119,12 @@ class Trainer:
                 if self.place.step % self.settings.training.evaluate_every == 0:
                     self._evaluate()
                     self._save()
+        self._writer.wait()
         if called_off or self.place.step not in checkpoint.list_steps(self.run):
             if not called_off and self.place.step % self.settings.training.evaluate_every:
                 self._evaluate()
             self._save()
+            self._writer.wait()
         if self.recorder is not None:
             draw_curves(self.run, self.run / "curves.png")
         place = self.place
@@ -258,6 +263,7 @@ class Trainer:
         """Keeps the weights, which no bad step has touched, and says what went wrong."""
         culprit = name_first_bad_part(self.model, batch[0], batch[1])
         self._save()
+        self._writer.wait()
         raise TrainingDiverged(
             f"step {self.place.step}: the loss is not finite; {culprit}. The last good weights are kept in {self.run}; "
             f"lower training.schedule.peak or lengthen training.schedule.warmup"
@@ -269,15 +275,24 @@ class Trainer:
         model = parallel.gather_model(self.spread)
         moments = parallel.gather_optimizer(self.spread, self.stepper.optimizer)
         if self.team.leads:
-            state = {"place": asdict(self.place), "rate": {"factor": self.rate.factor, "scores": self.rate.scores}}
-            if state["place"]["best_score"] == -math.inf:
-                state["place"]["best_score"] = None  # JSON has no infinity
-            tensors = {**moments, "sums": self.stepper.sums.cpu()}
-            checkpoint.save_checkpoint(self.run, self.place.step, model, tensors, state)
-            if self.place.best_step == self.place.step:
-                checkpoint.mark_best(self.run, self.place.step)
-            checkpoint.prune(self.run, self.settings.training.keep)
+            place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
+            if place["best_score"] == -math.inf:
+                place["best_score"] = None  # JSON has no infinity
+            state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
+            # what came from a GPU is a copy, and can be written while training goes on
+            self._writer.submit(
+                lambda: self._write(place["step"], place["best_step"], model, tensors, state),
+                wait=self.team.device.type == "cpu",
+            )
         self.team.wait()
+
+    def _write(
+        self, step: int, best_step: int, model: dict[str, Tensor], tensors: dict[str, Tensor], state: dict[str, Any]
+    ) -> None:
+        checkpoint.save_checkpoint(self.run, step, model, tensors, state)
+        if best_step == step:
+            checkpoint.mark_best(self.run, step)
+        checkpoint.prune(self.run, self.settings.training.keep)
 
     def resume(self) -> Sequence[str]:
         """Goes back to the newest sound checkpoint; returns a sentence for each damaged one passed over."""
@@ -305,6 +320,28 @@ class Trainer:
 def _seconds_so_far(run: Path) -> float:
     times = [row["time"].get("elapsed", 0.0) for row in read_metrics(run) if "time" in row]
     return float(max(times, default=0.0))
+
+
+class Writer:
+    """Does one job after another beside the training; what goes wrong in one is raised by the next call."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._job: Future[None] | None = None
+
+    def submit(self, job: Callable[[], None], *, wait: bool) -> None:
+        """Starts a job once the one before has ended."""
+        self.wait()
+        if wait:
+            job()
+        else:
+            self._job = self._thread.submit(job)
+
+    def wait(self) -> None:
+        """Returns when nothing is left to write."""
+        if self._job is not None:
+            job, self._job = self._job, None
+            job.result()
 
 
 class Interruption:
