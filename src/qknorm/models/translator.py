@@ -1,6 +1,7 @@
 """The encoder-decoder: source token ids in, scores of target token ids out."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -127,6 +128,7 @@ class Translator(nn.Module):
             "allowed", torch.ones(vocabulary, dtype=torch.bool) if allowed is None else allowed.clone()
         )
         self.register_buffer("positions", self._position_table(256), persistent=False)
+        self._compiled: dict[type[nn.Module], Callable[..., Tensor]] = {}
         init_weights(self, settings)
         if self.languages is not None:
             spread = 0.01 / math.sqrt(3) if settings.fixnorm else settings.width**-0.5
@@ -137,7 +139,7 @@ class Translator(nn.Module):
         real = (source != PAD)[:, None, None, :]
         x = self._embed(source, self.words.table(), side=0, past=0)
         for layer in self.encoder:
-            x = layer(x, Visibility(real, None))
+            x = self._run(layer, x, Visibility(real, None))
         return Memory(self.encoder_norm(x), real)
 
     def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
@@ -145,7 +147,7 @@ class Translator(nn.Module):
         words = self._table("target", cache)
         x = self._embed(target, words, side=1, past=0 if cache is None else cache.length)
         for i, layer in enumerate(self.decoder):
-            x = layer(x, memory) if cache is None else layer(x, memory, cache.own[i], cache.across[i])
+            x = self._run(layer, x, memory) if cache is None else layer(x, memory, cache.own[i], cache.across[i])
         out: Tensor = self.decoder_norm(x)
         return out
 
@@ -184,6 +186,18 @@ class Translator(nn.Module):
             if isinstance(module, MultiheadAttention)
             for stack, _, part in [name.rpartition(".")]
         }
+
+    def compile_layers(self) -> None:
+        """Compiles one encoder and one decoder layer, for all of their kind and all shapes, for use in training."""
+        self._compiled = {
+            EncoderLayer: torch.compile(EncoderLayer.forward, dynamic=True),
+            DecoderLayer: torch.compile(DecoderLayer.forward, dynamic=True),
+        }
+
+    def _run(self, layer: nn.Module, *inputs: object) -> Tensor:
+        compiled = self._compiled.get(type(layer)) if self.training else None
+        out: Tensor = layer(*inputs) if compiled is None else compiled(layer, *inputs)
+        return out
 
     def _drop_words(self, ids: Tensor) -> Tensor:
         if not self.training or not self.settings.dropout.word:

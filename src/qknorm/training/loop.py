@@ -80,7 +80,7 @@ class Trainer:
             allowed[3] = True  # every sentence may end
         self.model = build_model(self.settings, self.about, allowed).to(self.team.device)
         self.spread = parallel.spread(self.model, self.team, training.parallel)
-        self.stepper = TrainingStep(self.spread, self.model, training, self.team.device)
+        self.stepper = TrainingStep(self.spread.module, self.model, training, self.team.device)
         self.batches = TrainingBatches(
             self.data.split("train"),
             self.data.tokenizer,
@@ -108,11 +108,12 @@ class Trainer:
     def fit(self) -> Outcome:
         """Trains until a reason to stop; a signal saves and leaves."""
         self.model.train()
+        self.stepper.prepare(sorted({batch.shape for batch in self.batches.batches}))
         self._began = self._logged_at = time.perf_counter()
         with Interruption() as interruption:
             while True:
                 reason = self._reason_to_stop()
-                called_off = self._called_off(interruption)
+                called_off = self._agreed(interruption.name is not None)
                 if reason or called_off:
                     break
                 self._take_step()
@@ -129,7 +130,7 @@ class Trainer:
             draw_curves(self.run, self.run / "curves.png")
         place = self.place
         return Outcome(
-            reason or f"stopped by {interruption.name}",
+            reason or f"stopped by {interruption.name or 'a signal'}",
             place.step,
             place.best_step,
             place.best_score,
@@ -169,6 +170,7 @@ class Trainer:
         return source, target_in, target_out
 
     def _log(self, batch: BatchTensors) -> None:
+        self.team.pool(self.stepper.sums)
         sums = self.stepper.read_sums()
         if self.team.agree(sums.bad_steps > 0):
             self._give_up(batch)
@@ -185,9 +187,9 @@ class Trainer:
             "epoch": place.epoch,
             "loss": sums.smoothed / max(1, sums.tokens),
             "perplexity": math.exp(min(plain, 700.0)),
-            "tokens_per_second": sums.tokens * self.team.size / seconds,
+            "tokens_per_second": sums.tokens / seconds,
             "learning_rate": self.rate.at(place.step),
-            "seconds_left": self._seconds_left(seconds / max(1, sums.steps)),
+            "seconds_left": self._seconds_left(seconds * self.team.size / max(1, sums.steps)),
             "time": {"elapsed": self._elapsed()},
         }
 
@@ -221,7 +223,7 @@ class Trainer:
             place.since_best += 1
         rate = self.rate.at(place.step)
         self.rate.evaluated(place.step, bleu)
-        scales = self.model.scales()
+        scales = self.spread.scales()
         if self.recorder is not None:
             self.recorder.log_evaluation(
                 {
@@ -249,31 +251,33 @@ class Trainer:
             return f"the learning rate fell under its floor ({training.schedule.floor:g})"
         if training.stop_after is not None and place.since_best >= training.stop_after:
             return f"dev BLEU has not risen for {training.stop_after} evaluations"
-        if training.max_minutes is not None and self._elapsed() >= 60 * training.max_minutes:
+        if training.max_minutes is not None and self._agreed(self._elapsed() >= 60 * training.max_minutes):
             return f"reached training.max_minutes ({training.max_minutes:g})"
         return None
 
-    def _called_off(self, interruption: "Interruption") -> bool:
-        if self.team.size == 1:
-            return interruption.name is not None
-        due = self.place.step % 10 == 0  # asking everybody costs a message
-        return due and self.team.agree(interruption.name is not None)
+    def _agreed(self, flag: bool) -> bool:
+        """Whether any process says yes, asked at few steps, since asking everybody costs a message."""
+        return self.team.agree(flag) if self.team.size == 1 or self.place.step % 10 == 0 else False
 
     def _give_up(self, batch: BatchTensors) -> None:
-        """Keeps the weights, which no bad step has touched, and says what went wrong."""
+        """Says what went wrong, and keeps the weights, which no bad step has touched, if they are numbers still."""
         culprit = name_first_bad_part(self.model, batch[0], batch[1])
-        self._save()
+        self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
+        if all(bool(tensor.isfinite().all()) for tensor in self.spread.weights().values()):
+            self._save()
         self._writer.wait()
+        steps = checkpoint.list_steps(self.run)
+        kept = f"the last good weights are those of step {steps[-1]} in {self.run}" if steps else "no step was good"
         raise TrainingDiverged(
-            f"step {self.place.step}: the loss is not finite; {culprit}. The last good weights are kept in {self.run}; "
-            f"lower training.schedule.peak or lengthen training.schedule.warmup"
+            f"step {self.place.step}: the loss is not finite; {culprit}; {kept}; lower training.schedule.peak or "
+            f"lengthen training.schedule.warmup"
         )
 
     # ------------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
-        model = parallel.gather_model(self.spread)
-        moments = parallel.gather_optimizer(self.spread, self.stepper.optimizer)
+        model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
+        self.team.pool(self.stepper.sums)
         if self.team.leads:
             place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
             if place["best_score"] == -math.inf:
@@ -297,24 +301,32 @@ class Trainer:
     def resume(self) -> Sequence[str]:
         """Goes back to the newest sound checkpoint; returns a sentence for each damaged one passed over."""
         found, complaints = checkpoint.load_newest_sound(self.run)
+        if self.team.leads:
+            self._tidy(found)
         if found is None:
-            if self.recorder is not None:
-                self.recorder.truncate_to(0)
+            self.team.wait()
             return complaints
-        parallel.restore_model(self.spread, found.model)
-        parallel.restore_optimizer(self.spread, self.stepper.optimizer, found.training)
-        self.stepper.sums.copy_(found.training["sums"])
+        self.spread.restore(found.model, found.training, self.stepper.optimizer)
+        if self.team.leads:
+            self.stepper.sums.copy_(found.training["sums"])
         place = found.state["place"]
         place["best_score"] = -math.inf if place["best_score"] is None else place["best_score"]
         self.place = Place(**place)
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
-        if self.team.leads:
-            checkpoint.discard_after(self.run, self.place.step)
-        if self.recorder is not None:
-            self.recorder.truncate_to(self.place.step)
-        self._seconds_before = _seconds_so_far(self.run)
         self.team.wait()
+        self._seconds_before = _seconds_so_far(self.run)
         return complaints
+
+    def _tidy(self, found: checkpoint.Checkpoint | None) -> None:
+        """Makes the run folder what it was right after the checkpoint: its training may have died before or after."""
+        step = found.step if found else -1
+        checkpoint.discard_after(self.run, step)
+        if found and found.state["place"]["best_step"] in checkpoint.list_steps(self.run):
+            checkpoint.mark_best(self.run, found.state["place"]["best_step"])
+        if found:
+            checkpoint.prune(self.run, self.settings.training.keep)
+        if self.recorder is not None:
+            self.recorder.truncate_to(step)
 
 
 def _seconds_so_far(run: Path) -> float:
@@ -344,11 +356,16 @@ class Writer:
             job.result()
 
 
+AT_ONCE = 1.0
+"""Seconds after which a second signal is a second wish: torchrun passes on what a terminal has sent already."""
+
+
 class Interruption:
     """Turns SIGINT and SIGTERM into a name that the loop looks at, so that a step is never cut in two."""
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self._noted_at = 0.0
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -366,6 +383,7 @@ class Interruption:
             signal.signal(each, former)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name is not None:  # a second time means at once
+        if self.name is None:
+            self.name, self._noted_at = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - self._noted_at > AT_ONCE:  # a second time means at once
             raise KeyboardInterrupt
-        self.name = signal.Signals(number).name

@@ -1,6 +1,8 @@
 """One step of training: forward, backward, clip, update. On a GPU each shape of batch is recorded once and replayed."""
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.config import Training
+from qknorm.models.translator import END
 from qknorm.training.objective import label_smoothed_loss
 
 BatchTensors = tuple[Tensor, Tensor, Tensor]  # source, target with its start, target with its end
@@ -48,7 +51,12 @@ class TrainingStep:
         self.optimizer.grad_scale = None  # type: ignore[attr-defined]
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._weight = torch.zeros((), device=device)
-        self._recorded = Recordings() if cuda and model is inner else None
+        alone = model is inner and not hasattr(next(model.parameters()), "full_tensor")  # nor a share of a model
+        self._recorded = Recordings() if cuda and alone else None
+        self._loss = label_smoothed_loss
+        if choose_compile(settings, device) and settings.parallel != "fsdp":
+            inner.compile_layers()  # type: ignore[operator]
+            self._loss = torch.compile(label_smoothed_loss, dynamic=True)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self._make_moments()
@@ -59,32 +67,46 @@ class TrainingStep:
         self._weight.fill_(team_size / tokens)
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
-            if self._recorded is not None:
-                if not self._recorded.warm:
-                    self._warm_up(batch)
-                self._recorded.run("batch", self._forward_backward, batch)
+            if self._recorded is not None and (number == 0 or self._recorded.has("batch", batch)):
+                if not self._recorded.has("batch", batch):
+                    self._record(batch)
+                self._recorded.run("batch", batch)
             else:
                 with nullcontext() if last or self.model is self._inner else _no_sync(self.model):
                     self._forward_backward(*batch)
         if self._recorded is not None:
-            self._recorded.run("update", self._update, ())
+            if not self._recorded.has("update", ()):
+                self._recorded.record("update", self._update, ())
+            self._recorded.run("update", ())
         else:
             self._update()
 
     def _forward_backward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> None:
         with self.autocast():
             logits = self.model(source, target_in)
-            losses = label_smoothed_loss(logits, target_out, self._inner.allowed, self._settings.label_smoothing)  # type: ignore[arg-type]
+            losses = self._loss(logits, target_out, self._inner.allowed, self._settings.label_smoothing)  # type: ignore[arg-type]
         torch.autograd.backward(losses.smoothed * self._weight)
         with torch.no_grad():
             self.sums[:3] += torch.stack([losses.smoothed, losses.plain, losses.tokens.float()])
 
-    def _warm_up(self, batch: BatchTensors) -> None:
-        """Libraries set themselves up in their first calls, which cannot be recorded; what these leave is wiped."""
+    def prepare(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Records all these shapes of batches before the first step, so that none waits for it; only on a GPU."""
+        if self._recorded is not None:
+            for shape in shapes:
+                ends = torch.full(shape, END, device=self.device)
+                self._record((ends, ends, ends))
+
+    def _record(self, batch: BatchTensors) -> None:
+        """Runs a batch once unrecorded, since kernels are made ready in their first call, and wipes its traces.
+
+        So it must be the first of a step.
+        """
         assert self._recorded is not None
+        sums = self.sums.clone()
         self._recorded.warm_up(lambda: self._forward_backward(*batch))
         self.optimizer.zero_grad(set_to_none=False)
-        self.sums.zero_()
+        self._recorded.record("batch", self._forward_backward, batch)
+        self.sums.copy_(sums)
 
     def _update(self) -> None:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip)
@@ -123,38 +145,52 @@ class TrainingStep:
 
 
 class Recordings:
-    """CUDA graphs by name and shape: the first call of each is recorded, all calls replay."""
+    """CUDA graphs by name and shape of input."""
 
     def __init__(self) -> None:
-        self.warm = False
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._pool: Any = None
 
+    def has(self, name: str, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether inputs of this shape can be run."""
+        return _key(name, inputs) in self._graphs
+
     def warm_up(self, job: Callable[[], None]) -> None:
-        """Runs `job` as it will be recorded, beside the main stream."""
+        """Runs `job` beside the main stream, as it will be recorded."""
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            for _ in range(2):
-                job()
+            job()
         torch.cuda.current_stream().wait_stream(beside)
         torch.cuda.synchronize()
-        self.warm = True
 
-    def run(self, name: str, job: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
+    def record(self, name: str, job: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
+        """Records `job` for inputs of this shape; nothing is computed."""
+        held = tuple(x.clone() for x in inputs)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool):
+            job(*held)
+        self._graphs[_key(name, inputs)] = graph, held
+
+    def run(self, name: str, inputs: tuple[Tensor, ...]) -> None:
         """Copies the inputs to where the recording of their shape reads them, and replays it."""
-        key = (name, *(tuple(x.shape) for x in inputs))
-        if key not in self._graphs:
-            held = tuple(x.clone() for x in inputs)
-            graph = torch.cuda.CUDAGraph()
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool):
-                job(*held)
-            self._graphs[key] = graph, held
-        graph, held = self._graphs[key]
+        graph, held = self._graphs[_key(name, inputs)]
         for slot, given in zip(held, inputs, strict=True):
             slot.copy_(given, non_blocking=True)
         graph.replay()
+
+
+def _key(name: str, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    return name, *(tuple(x.shape) for x in inputs)
+
+
+def choose_compile(settings: Training, device: torch.device) -> bool:
+    """Whether layers are compiled: as the settings say, or on a GPU where compilers are at hand."""
+    if settings.compile is not None:
+        return settings.compile
+    tools = importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+    return device.type == "cuda" and tools
 
 
 def choose_precision(settings: Training, device: torch.device) -> torch.dtype:
