@@ -1,10 +1,17 @@
 #!/usr/bin/env bash
-# The paper's smallest pair, both systems, trained side by side on one GPU to their own stopping rule, then scored.
-#   benchmarks/paper_gl_en.sh DATA RUNS [SEED]      DATA: qknorm prepare DATA --corpus ted-gl-en --subwords.pretokenized --subwords.merges 3000
+# The paper's smallest pair: both systems trained side by side on one GPU to their own stopping rule, then scored; and
+# QKNorm once more in plain float32, without bfloat16 or compiled code, to see that the fast path learns the same.
+#   qknorm prepare DATA --corpus ted-gl-en --subwords.pretokenized --subwords.merges 3000
+#   benchmarks/paper_gl_en.sh DATA RUNS [SEED]
 set -euo pipefail
 data=$1 runs=$2 seed=${3:-0}
-for system in qknorm baseline; do
-  python3 -m qknorm train "$data" --run "$runs/$system-$seed" --preset "paper-$system-gl-en" --training.seed "$seed" > "$runs/$system-$seed.log" 2>&1 &
-done
+train() { # NAME SYSTEM OPTION…
+  local name=$1 system=$2
+  shift 2
+  python3 -m qknorm train "$data" --run "$runs/$name-$seed" --preset "paper-$system-gl-en" --training.seed "$seed" "$@" > "$runs/$name-$seed.log" 2>&1
+}
+train qknorm qknorm &
+train baseline baseline &
+train float32 qknorm --training.precision float32 --training.compile False &
 wait
-COLUMNS=160 python3 -m qknorm score "$runs/baseline-$seed" "$runs/qknorm-$seed" --data "$data" --split test > "$runs/score-$seed.txt"
+COLUMNS=160 python3 -m qknorm score "$runs/baseline-$seed" "$runs/qknorm-$seed" "$runs/float32-$seed" --data "$data" --split test > "$runs/score-$seed.txt"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qknorm.attention.norm import lp_normalize
+from qknorm.attention.norm import fused_refusal, lp_normalize, scale_by
 
-Backend = Literal["auto", "reference", "sdpa"]
+Backend = Literal["auto", "reference", "sdpa", "fused"]
 
 
 class Visibility(NamedTuple):
@@ -64,11 +64,21 @@ def attend(
         return attend_with_weights(
             q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout
         ).output
-    if backend not in ("auto", "sdpa"):
-        raise ValueError(f"backend must be auto, reference or sdpa, got {backend!r}")
-    if p is not None:
-        q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
-    return _attend_sdpa(_scaled(q_bhtd, scale), k_bhsd, v_bhsd, mask, is_causal, dropout)
+    if backend not in ("auto", "sdpa", "fused"):
+        raise ValueError(f"backend must be auto, reference, sdpa or fused, got {backend!r}")
+    refusal = "no p is given, so there is nothing to fuse" if p is None else fused_refusal(q_bhtd, p, scale)
+    if backend == "fused" and refusal:
+        raise ValueError(f"backend='fused' cannot be used here: {refusal}; backend='auto' takes another way")
+    if p is not None and backend != "sdpa" and not refusal:
+        from qknorm.attention.fused import normalize_scaled
+
+        q_bhtd = normalize_scaled(q_bhtd, p, scale)
+        k_bhsd = normalize_scaled(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0)
+    else:
+        if p is not None:
+            q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
+        q_bhtd = scale_by(q_bhtd, scale)
+    return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
 
 
 def attend_with_weights(
@@ -92,7 +102,7 @@ def attend_with_weights(
         group = q_bhtd.shape[1] // k_bhsd.shape[1]
         k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
 
-        logits = _scaled(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
+        logits = scale_by(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
         mask = _with_causal(_plain(mask), is_causal, q_bhtd.shape[-2], k_bhsd.shape[-2], q_bhtd.device)
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
@@ -148,17 +158,6 @@ def _with_causal(mask: Tensor | None, is_causal: bool, t: int, s: int, device: t
     if mask is None:
         return causal
     return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
-
-
-def _scaled(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
-    """x times the scale, rounded once to x's own dtype."""
-    if isinstance(scale, Tensor) and scale.dim() == 1 and scale.shape[0] > 1:
-        if scale.shape[0] != x_bht_.shape[1]:
-            raise ValueError(f"scale has {scale.shape[0]} numbers for {x_bht_.shape[1]} heads; give one, or one a head")
-        scale = scale.view(-1, 1, 1)
-    if isinstance(scale, Tensor) and x_bht_.dtype in (torch.float16, torch.bfloat16):
-        return (x_bht_.float() * scale.float()).to(x_bht_.dtype)
-    return x_bht_ * scale
 
 
 def _per_key_head(p: float | Tensor, kv_heads: int) -> float | Tensor:

@@ -151,7 +151,7 @@ class MultiheadAttention(nn.Module):
         weights: Tensor | None = None
         if need_weights:
             output, weights, _ = attend_with_weights(
-                q, k, v, scale=self.norm.scale, mask=mask, is_causal=is_causal, dropout=dropout
+                q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout
             )
             weights = weights.mean(dim=1) if average_attn_weights else weights
         else:
@@ -159,7 +159,7 @@ class MultiheadAttention(nn.Module):
                 q,
                 k,
                 v,
-                scale=self.norm.scale,
+                scale=1.0,
                 mask=mask,
                 is_causal=is_causal,
                 dropout=dropout,
@@ -209,7 +209,7 @@ class MultiheadAttention(nn.Module):
 
     def _place(self, x_bhtd: Tensor, past: int | Tensor, *, keys: bool) -> Tensor:
         """Normalises and, in the order asked for, rotates by position."""
-        norm = self.norm.key if keys else self.norm.query
+        norm = self.norm.key if keys else self.norm.scaled_query
         if self.rotary == "none":
             return norm(x_bhtd)
         positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)

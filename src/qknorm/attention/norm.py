@@ -1,7 +1,9 @@
 """Normalising queries and keys: the Lp norm, the scale g and its start, and the module that holds both."""
 
 import functools
+import importlib.util
 import math
+import os
 from typing import Any, Literal
 
 import torch
@@ -61,6 +63,30 @@ def _spread_over_l2(p: float, head_dim: int) -> float:
     second_moment = torch.trapezoid(weight * x * x, x)
     integrand = r.squeeze(1) ** -2 * mass ** (head_dim - 1) * second_moment
     return float(2 * head_dim / math.gamma(1 + 2 / p) * torch.trapezoid(integrand, log_r.squeeze(1)))
+
+
+def scale_by(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
+    """x times the scale, one number or one a head, rounded once to x's own dtype."""
+    if isinstance(scale, Tensor) and scale.dim() == 1 and scale.shape[0] > 1:
+        if scale.shape[0] != x_bht_.shape[1]:
+            raise ValueError(f"scale has {scale.shape[0]} numbers for {x_bht_.shape[1]} heads; give one, or one a head")
+        scale = scale.view(-1, 1, 1)
+    if isinstance(scale, Tensor) and x_bht_.dtype in (torch.float16, torch.bfloat16):
+        return (x_bht_.float() * scale.float()).to(x_bht_.dtype)
+    return x_bht_ * scale
+
+
+def fused_refusal(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> str | None:
+    """Why `fused.normalize_scaled` is not for this input; None if it is."""
+    if torch.compiler.is_compiling():
+        return "torch.compile fuses by itself"
+    if not (x_bhtd.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"the tensors are on {x_bhtd.device.type}, not on a GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    from qknorm.attention.fused import why_not
+
+    return why_not(x_bhtd, p, scale)
 
 
 def _check_p(p: float | Tensor) -> None:
@@ -233,10 +259,24 @@ class QKNorm(nn.Module):
             return _normalize(q_bhtd, self._p_for(self.num_heads))
         return q_bhtd if self.kind == "none" else _apply_in_own_dtype(self.q_norm, q_bhtd)
 
+    def scaled_query(self, q_bhtd: Tensor) -> Tensor:
+        """Normalised queries times the scale, for attention with a scale of 1: one pass where kernels allow it."""
+        p = self._p_for(self.num_heads)
+        if self.kind == "lp" and fused_refusal(q_bhtd, p, self.scale) is None:
+            from qknorm.attention.fused import normalize_scaled
+
+            return normalize_scaled(q_bhtd, p, self.scale)
+        return scale_by(self.query(q_bhtd), self.scale)
+
     def key(self, k_bhsd: Tensor) -> Tensor:
         """Normalised keys."""
         if self.kind == "lp":
-            return _normalize(k_bhsd, self._p_for(self.num_kv_heads))
+            p = self._p_for(self.num_kv_heads)
+            if fused_refusal(k_bhsd, p, 1.0) is None:
+                from qknorm.attention.fused import normalize_scaled
+
+                return normalize_scaled(k_bhsd, p, 1.0)
+            return _normalize(k_bhsd, p)
         return k_bhsd if self.kind == "none" else _apply_in_own_dtype(self.k_norm, k_bhsd)
 
     def value(self, v_bhsd: Tensor) -> Tensor:

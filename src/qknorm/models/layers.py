@@ -107,6 +107,13 @@ class WordVectors(nn.Module):
         return lp_normalize(self.weight) if self.fixnorm else self.weight
 
 
+def look_up(table: Tensor, ids: Tensor) -> Tensor:
+    """Rows of a table. On a GPU their gradients are added up where they belong, without sorting the ids first."""
+    if table.is_cuda:
+        return table.index_select(0, ids.flatten()).view(*ids.shape, -1)
+    return F.embedding(ids, table)
+
+
 def sinusoids(length: int, width: int, *, slip: bool = False) -> Tensor:
     """Fixed positions (length, width): sines in the first half, cosines in the second.
 

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, initial_scale, matched_scale
 from qknorm.config import Model
-from qknorm.models.layers import FeedForward, Residual, WordVectors, init_weights, make_attention, make_norm, sinusoids
+from qknorm.models.layers import (
+    FeedForward,
+    Residual,
+    WordVectors,
+    init_weights,
+    look_up,
+    make_attention,
+    make_norm,
+    sinusoids,
+)
 
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 
@@ -131,8 +140,7 @@ class Translator(nn.Module):
         self._compiled: dict[type[nn.Module], Callable[..., Tensor]] = {}
         init_weights(self, settings)
         if self.languages is not None:
-            spread = 0.01 / math.sqrt(3) if settings.fixnorm else settings.width**-0.5
-            nn.init.normal_(self.languages, std=spread)
+            nn.init.normal_(self.languages, std=settings.width**-0.5)
 
     def encode(self, source: Tensor) -> Memory:
         """Reads source ids (b, s), padded with 0 at the end."""
@@ -153,8 +161,11 @@ class Translator(nn.Module):
 
     def score(self, states: Tensor, cache: DecoderCache | None = None) -> Tensor:
         """Logits over the vocabulary; −∞ for types that may not be produced."""
-        words = self._table("output", cache).to(states.dtype)
-        logits = F.linear(states, words, self.output_bias.to(states.dtype))
+        words, bias = self._table("output", cache).to(states.dtype), self.output_bias.to(states.dtype)
+        if states.is_cuda and self.vocabulary % 8:  # tensor cores want whole eights
+            missing = -self.vocabulary % 8
+            words, bias = F.pad(words, (0, 0, 0, missing)), F.pad(bias, (0, missing))
+        logits = F.linear(states, words, bias)[..., : self.vocabulary]
         return logits.masked_fill(~self.allowed, -torch.inf)
 
     def _table(self, which: str, cache: DecoderCache | None) -> Tensor:
@@ -206,7 +217,7 @@ class Translator(nn.Module):
         return ids.masked_fill(dropped & (ids != PAD), UNKNOWN)
 
     def _embed(self, ids: Tensor, table: Tensor, side: int, past: int | Tensor) -> Tensor:
-        x = F.embedding(ids, table) * math.sqrt(self.settings.width)
+        x = look_up(table, ids) * math.sqrt(self.settings.width)
         if self.languages is not None:
             x = x + self.languages[side]
         if self.settings.positions != "rotary":

@@ -1,0 +1,42 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qknorm import attend
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+@pytest.mark.slow
+def test_the_kernels_in_tritons_interpreter() -> None:
+    cases = Path(__file__).with_name("fused_cases.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernels_on_the_gpu() -> None:
+    cases = Path(__file__).with_name("fused_cases.py")
+    assert pytest.main(["-q", str(cases)]) == 0
+
+
+def test_asked_for_by_name_they_say_why_they_cannot() -> None:
+    q = k = v = torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="on cpu, not on a GPU"):
+        attend(q, k, v, scale=1.0, p=2.0, backend="fused")
+    with pytest.raises(ValueError, match="no p is given"):
+        attend(q, k, v, scale=1.0, backend="fused")
