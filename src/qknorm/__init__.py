@@ -1,5 +1,8 @@
 """Attention whose logits cannot saturate the softmax, from the formula to a deployed translator."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from qknorm.attention import (
     KeyValueCache,
     MultiheadAttention,
@@ -10,16 +13,72 @@ from qknorm.attention import (
     lp_normalize,
     matched_scale,
 )
+from qknorm.errors import InputError
 from qknorm.version import __version__
 
+if TYPE_CHECKING:
+    from qknorm.config import Prepare, Train
+    from qknorm.decoding.translate import TextTranslator
+    from qknorm.scoring import ScoringOptions, compare, score, score_report
+    from qknorm.studies.recipes import preset
+    from qknorm.text.prepare import prepare
+    from qknorm.text.prepared import PreparedData
+    from qknorm.text.subwords import Tokenizer
+    from qknorm.training.checkpoint import average_checkpoints, save_weights
+    from qknorm.training.fit import train
+    from qknorm.training.run_folder import load
+
 __all__ = [
+    "InputError",
     "KeyValueCache",
     "MultiheadAttention",
+    "Prepare",
+    "PreparedData",
     "QKNorm",
+    "ScoringOptions",
+    "TextTranslator",
+    "Tokenizer",
+    "Train",
     "__version__",
     "attend",
     "attend_with_weights",
+    "average_checkpoints",
+    "compare",
     "initial_scale",
+    "load",
     "lp_normalize",
     "matched_scale",
+    "prepare",
+    "preset",
+    "save_weights",
+    "score",
+    "score_report",
+    "train",
 ]
+
+# imported when first asked for: whoever wants attention alone waits for torch and nothing else
+_HOMES = {
+    "qknorm.config": ("Prepare", "Train"),
+    "qknorm.decoding.translate": ("TextTranslator",),
+    "qknorm.scoring": ("ScoringOptions", "compare", "score", "score_report"),
+    "qknorm.studies.recipes": ("preset",),
+    "qknorm.text.prepare": ("prepare",),
+    "qknorm.text.prepared": ("PreparedData",),
+    "qknorm.text.subwords": ("Tokenizer",),
+    "qknorm.training.checkpoint": ("average_checkpoints", "save_weights"),
+    "qknorm.training.fit": ("train",),
+    "qknorm.training.run_folder": ("load",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

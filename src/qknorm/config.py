@@ -1,22 +1,34 @@
 """The tree of settings, validated: every default of ours stands here and nowhere else."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qknorm.errors import InputError
 
 SettingsKind = TypeVar("SettingsKind", bound="Settings")
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Settings(BaseModel):
-    """A frozen group of settings; a name it does not know is an error."""
+    """A frozen group of settings; a name it does not know is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    TOML has no null, so that "none" stands for it where a setting may be left open: a file can undo a preset's value.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_none(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: None if value == "none" and _may_be_open(cls, name) else value for name, value in given.items()}
 
 
 # ------------------------------------------------------------------ from text files to token ids
@@ -79,7 +91,7 @@ class Attention(Settings):
 
     qk_norm: Literal["lp", "rms", "layer", "none"] = "lp"
     """lp: unit Lp length and a scale (QKNorm); rms or layer: with weights, as in recent LLMs; none: dot products."""
-    p: float = Field(default=2.0, ge=1)
+    p: float = Field(default=2.0, ge=1, allow_inf_nan=True)
     """The p of Lp; 2 is the paper's."""
     p_learned: bool = False
     """Learn p, one for every key head."""
@@ -95,6 +107,15 @@ class Attention(Settings):
     """One g for every head instead of one for every attention module."""
     normalize_values: bool = False
     """Normalise the values too (an ablation of the paper)."""
+
+    @model_validator(mode="after")
+    def _p_can_be_learned(self) -> "Attention":
+        if self.p_learned and not (self.qk_norm == "lp" and 1 < self.p < math.inf):
+            raise ValueError(
+                f"model.attention.p_learned needs qk_norm lp and a p above 1 and below infinity to start from, not "
+                f"qk_norm {self.qk_norm} and p {self.p:g}"
+            )
+        return self
 
 
 class Dropout(Settings):
@@ -200,7 +221,7 @@ class Decoding(Settings):
 class Training(Settings):
     """The optimisation."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     batch_tokens: int = Field(default=4_096, ge=8)
     """Sentences times their longest side in a batch."""
     accumulate: int = Field(default=1, ge=1)
@@ -211,7 +232,7 @@ class Training(Settings):
     evaluate_every: int = Field(default=500, ge=1)
     """Steps between evaluations on dev."""
     max_evaluations: int | None = Field(default=None, ge=1)
-    stop_after: int | None = Field(default=10, ge=1)
+    stop_after: int | None = Field(default=None, ge=1)
     """Stop when dev BLEU has not risen for so many evaluations."""
     dev_sentences: int | None = Field(default=None, ge=1)
     """Translate only the first so many dev sentences for BLEU."""
@@ -220,7 +241,7 @@ class Training(Settings):
     """Share of BPE merges skipped at random, anew every epoch (Provilkov et al. 2020)."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Schedule = Schedule()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -250,9 +271,9 @@ class Train(Settings):
 def read_settings(path: Path, kind: type[SettingsKind], base: SettingsKind | None = None) -> SettingsKind:
     """Settings from a TOML file, over those of `base` where the file is silent."""
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; name a TOML file of settings") from None
+        given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); name a TOML file of settings") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no TOML: {error}") from None
     merged = given if base is None else merge(base.model_dump(exclude_unset=False), given)
@@ -284,7 +305,13 @@ def explain_validation(error: ValidationError, where: str, kind: type[BaseModel]
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"{where}: there is no setting {name}{hint}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {name}: {message}" if name else f"{where}: {message}"
+    if first["type"] == "value_error":  # raised by the checks above, which name the settings themselves
+        return f"{where}: {message}"
+    return f"{where}: {name}: {message}"
+
+
+def _may_be_open(kind: type[BaseModel], name: str) -> bool:
+    return name in kind.model_fields and type(None) in get_args(kind.model_fields[name].annotation)
 
 
 def setting_names(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -30,7 +30,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; on success it takes the place of `path`, on failure it is removed."""
+    """Yields a temporary folder beside `path`; on success it takes the place of `path`, on failure it is removed.
+
+    A link stays, and what it points at is replaced.
+    """
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     try:
@@ -40,16 +44,24 @@ def atomic_folder(path: Path) -> Iterator[Path]:
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
         partial.chmod(0o777 & ~_umask())
-        if path.exists():
-            retired = partial.with_suffix(".retired")
-            path.rename(retired)
-            partial.rename(path)
-            shutil.rmtree(retired)
-        else:
-            partial.rename(path)
+        _take_the_place(partial, path)
         _sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_the_place(partial: Path, path: Path) -> None:
+    if not path.is_dir():
+        partial.rename(path)
+        return
+    retired = partial.with_suffix(".retired")
+    path.rename(retired)
+    try:
+        partial.rename(path)
+    except BaseException:
+        retired.rename(path)
+        raise
+    shutil.rmtree(retired)
 
 
 def write_text(path: Path, text: str) -> None:

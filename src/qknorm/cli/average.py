@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from qknorm.cli.display import console
+from qknorm.cli.display import console, parse
 from qknorm.errors import InputError
 from qknorm.training.checkpoint import average_checkpoints, list_steps, save_weights
 from qknorm.training.record import read_metrics
@@ -36,7 +36,7 @@ class Arguments:
 
 def run(words: Sequence[str]) -> None:
     """Parses, chooses, averages."""
-    arguments = tyro.cli(Arguments, args=words, prog="qknorm average")
+    arguments: Arguments = parse(Arguments, words, "average")
     read_run(arguments.run)
     steps = choose_steps(arguments.run, arguments.last, arguments.best)
     out = arguments.out or arguments.run / "averaged.safetensors"
@@ -47,12 +47,14 @@ def run(words: Sequence[str]) -> None:
 def choose_steps(run: Path, last: int | None, best: int | None) -> list[int]:
     """The checkpoints asked for; all that are kept if nothing is said."""
     steps = list_steps(run)
-    count = last or best or len(steps)
-    if last and best:
+    if last is not None and best is not None:
         raise InputError("give --last or --best, not both")
+    count = next((given for given in (last, best) if given is not None), len(steps))
     if not steps:
         raise InputError(f"{run} has no checkpoint yet; train it first")
-    if not 1 <= count <= len(steps):
+    if count < 1:
+        raise InputError(f"{'--last' if best is None else '--best'} is at least 1, not {count}")
+    if count > len(steps):
         raise InputError(f"{run} keeps {len(steps)} checkpoints, not {count}; train with a larger --training.keep")
     if best:
         bleu = {row["step"]: row["dev_bleu"] for row in read_metrics(run) if row["kind"] == "evaluation"}

@@ -1,15 +1,42 @@
-"""What verbs share of the terminal: one console, progress bars, tables."""
+"""What verbs share of the terminal: how words are parsed and helped with, one console, progress bars."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
 
+import tyro
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from qknorm.config import explain_validation
+from qknorm.errors import InputError
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 ProgressCallback = Callable[[str, int, int | None], None]
+
+
+def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
+    """The words of a verb as its arguments; its help shows the whole docstring, examples included."""
+    whole = re.sub(r"\n\n(?= )", "\n", inspect.getdoc(kind) or "")  # examples stand in one block
+    complaint = io.StringIO()
+    try:
+        with redirect_stderr(complaint):
+            return tyro.cli(kind, args=words, prog=f"qknorm {verb}", description=whole or None, **options)
+    except SystemExit as end:
+        cause: BaseException | None = end
+        while cause is not None and not isinstance(cause, ValidationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:  # tyro shows it in pydantic's words
+            raise InputError(explain_validation(cause, f"settings of {cause.title.lower()}")) from None
+        sys.stderr.write(complaint.getvalue())
+        raise
 
 
 @contextmanager

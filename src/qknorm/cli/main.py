@@ -48,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}", 1)
     except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":
+        # a type of PyTorch's, which not every verb imports; its libraries also say it in other errors
+        if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
             raise
-        way_out = "lower --training.batch-tokens or --decoding.batch-tokens, or use --device cpu"
-        _fail(f"the GPU has no memory left; {way_out}", 1)
+        smaller = "--training.batch-tokens or --decoding.batch-tokens" if verb == "train" else "--beam"
+        _fail(f"the GPU has no memory left; lower {smaller}, end what else runs on it, or use --device cpu", 1)
 
 
 def _overview() -> str:
@@ -61,5 +62,6 @@ def _overview() -> str:
 
 
 def _fail(sentence: str, status: int) -> None:
-    print(f"qknorm: {sentence}", file=sys.stderr)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # torchrun's other processes on this machine have the same to say
+        print(f"qknorm: {sentence}", file=sys.stderr)
     raise SystemExit(status)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
+from pydantic import ValidationError
 from rich.table import Table
 
-from qknorm.cli.display import console, progress_bar, warn
-from qknorm.config import Cleaning, Prepare, Subwords
+from qknorm.cli.display import console, parse, progress_bar, warn
+from qknorm.config import Cleaning, Prepare, Subwords, explain_validation
 from qknorm.errors import InputError
 from qknorm.text import catalogue, corpora
 from qknorm.text.prepare import Report, prepare
@@ -53,12 +54,13 @@ class Arguments:
 
 def run(words: Sequence[str]) -> None:
     """Parses, prepares, reports."""
-    arguments = tyro.cli(Arguments, args=words, prog="qknorm prepare")
+    arguments: Arguments = parse(Arguments, words, "prepare")
     settings = _settings(arguments)
     with progress_bar() as progress:
         report = prepare(settings, arguments.out, arguments.overwrite, progress)
     show(report)
-    console.print(f"\nNext: [bold]qknorm train {arguments.out} --run runs/{settings.source}-{settings.target}[/bold]")
+    after = f"qknorm train {arguments.out} --run runs/{settings.source}-{settings.target}"
+    console.print(f"\nNext: [bold]{after}[/bold]", soft_wrap=True)
 
 
 def _settings(arguments: Arguments) -> Prepare:
@@ -77,17 +79,20 @@ def _settings(arguments: Arguments) -> Prepare:
         raise InputError("say which languages: --source gl --target en")
     if not files["train"]:
         raise InputError("give the training text: --train train.gl train.en, or --corpus NAME")
-    return Prepare(
-        source=source,
-        target=target,
-        train=files["train"],
-        dev=files["dev"],
-        test=files["test"],
-        dev_pairs=arguments.dev_pairs,
-        test_pairs=arguments.test_pairs,
-        cleaning=arguments.cleaning,
-        subwords=arguments.subwords,
-    )
+    try:
+        return Prepare(
+            source=source,
+            target=target,
+            train=files["train"],
+            dev=files["dev"],
+            test=files["test"],
+            dev_pairs=arguments.dev_pairs,
+            test_pairs=arguments.test_pairs,
+            cleaning=arguments.cleaning,
+            subwords=arguments.subwords,
+        )
+    except ValidationError as error:
+        raise InputError(explain_validation(error, "settings of prepare", Prepare)) from None
 
 
 def show(report: Report) -> None:

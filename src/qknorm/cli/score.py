@@ -10,7 +10,7 @@ import tyro
 from rich.table import Table
 
 from qknorm import files
-from qknorm.cli.display import console, progress_bar, warn
+from qknorm.cli.display import console, parse, progress_bar, warn
 from qknorm.cli.translate import which_checkpoint
 from qknorm.errors import InputError
 from qknorm.scoring import ScoreReport, ScoringOptions, score_report
@@ -55,7 +55,7 @@ class Arguments:
 
 def run(words: Sequence[str]) -> None:
     """Parses, translates where runs are given, scores, prints."""
-    arguments = tyro.cli(Arguments, args=words, prog="qknorm score")
+    arguments: Arguments = parse(Arguments, words, "score")
     options = arguments.options
     if arguments.runs:
         if arguments.ref or arguments.hyp:

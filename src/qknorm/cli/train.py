@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from pydantic import ValidationError
 
-from qknorm.cli.display import console
-from qknorm.config import Train, explain_validation, read_settings
-from qknorm.errors import InputError
+from qknorm.cli.display import console, parse
+from qknorm.config import Train, read_settings
 from qknorm.studies.recipes import preset
 
 
@@ -28,13 +26,14 @@ class Arguments:
 
       qknorm train data/gl-en --run runs/gl-en --resume
 
-      torchrun --nproc-per-node 4 -m qknorm train data/gl-en --run runs/gl-en
+      torchrun --nproc-per-node 4 -m qknorm train data/gl-en --run-folder runs/gl-en
     """
 
     data: tyro.conf.Positional[Path]
     """Folder that `qknorm prepare` wrote."""
-    run: Path
-    """Run folder to write: settings, tokenizer, metrics, checkpoints."""
+    # an older argparse lets torchrun take --run for its own --run-path
+    run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
+    """Run folder to write: settings, tokenizer, metrics, checkpoints. Under torchrun write --run-folder."""
     preset: str = "low-resource"
     """Settings to start from: low-resource, or paper-qknorm-PAIR and paper-baseline-PAIR for the paper's five pairs."""
     config: Path | None = None
@@ -53,10 +52,11 @@ def run(words: Sequence[str]) -> None:
     from qknorm.training.fit import train
 
     arguments = _parse(list(words))
+    as_it_was = arguments.resume and arguments.settings == preset(Arguments.preset)
     outcome = train(
         arguments.data,
         arguments.run,
-        arguments.settings,
+        None if as_it_was else arguments.settings,
         resume=arguments.resume,
         device=arguments.device,
         quiet=arguments.quiet,
@@ -69,23 +69,22 @@ def run(words: Sequence[str]) -> None:
         soft_wrap=True,
     )
     if outcome.interrupted:
-        console.print(f"Go on: [bold]qknorm train {arguments.data} --run {arguments.run} --resume[/bold]")
+        again = f"qknorm train {arguments.data} --run {arguments.run} --resume"
+        console.print(f"Go on: [bold]{again}[/bold]", soft_wrap=True)
         raise SystemExit(130)
     console.print(f"Next: [bold]qknorm score {arguments.run} --split test[/bold]", soft_wrap=True)
 
 
 def _parse(words: list[str]) -> Arguments:
     """Presets and files are the defaults that the options go over, so they are looked up first."""
-    name = _value_of(words, "--preset") or "low-resource"
+    name = _value_of(words, "--preset") or Arguments.preset
     base = preset(name)
     config = _value_of(words, "--config")
     if config is not None:
         base = read_settings(Path(config), Train, base)
     defaults = Arguments(data=tyro.MISSING, run=tyro.MISSING, preset=name, settings=base)
-    try:
-        return tyro.cli(Arguments, args=words, default=defaults, prog="qknorm train")
-    except ValidationError as error:
-        raise InputError(explain_validation(error, "settings")) from None
+    parsed: Arguments = parse(Arguments, words, "train", default=defaults)
+    return parsed
 
 
 def _value_of(words: list[str], option: str) -> str | None:

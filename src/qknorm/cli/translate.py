@@ -11,10 +11,11 @@ from typing import TextIO
 
 import tyro
 
-from qknorm.cli.display import console, progress_bar, warn
+from qknorm.cli.display import console, parse, progress_bar, warn
 from qknorm.decoding.translate import TextTranslator, Translation
+from qknorm.errors import InputError
 from qknorm.files import atomic_path
-from qknorm.text.readers import read_lines
+from qknorm.text.readers import decode_lines, read_lines
 from qknorm.training.checkpoint import Which
 from qknorm.training.run_folder import load
 
@@ -61,12 +62,13 @@ class Arguments:
 
 def run(words: Sequence[str]) -> None:
     """Parses, loads, translates."""
-    arguments = tyro.cli(Arguments, args=words, prog="qknorm translate")
+    arguments: Arguments = parse(Arguments, words, "translate")
+    _check(arguments)
     translator = load(arguments.run, checkpoint=which_checkpoint(arguments.checkpoint), device=arguments.device)
     if arguments.input is None and sys.stdin.isatty():
         _converse(translator, arguments)
         return
-    lines = read_lines(arguments.input) if arguments.input else _stdin_lines()
+    lines = read_lines(arguments.input) if arguments.input else decode_lines(sys.stdin.buffer, "standard input")
     number = 0
     with _destination(arguments.output) as out:
         while chunk := list(islice(lines, AT_ONCE)):
@@ -77,6 +79,14 @@ def run(words: Sequence[str]) -> None:
                 for line in _lines_of(number, translation, arguments):
                     out.write(line + "\n")
             out.flush()
+
+
+def _check(arguments: Arguments) -> None:
+    least = {"beam": 1, "length_penalty": 0, "nbest": 1, "no_repeat_ngram": 0}
+    for name, bound in least.items():
+        given = getattr(arguments, name)
+        if given is not None and not given >= bound:
+            raise InputError(f"--{name.replace('_', '-')} is at least {bound}, not {given}")
 
 
 def which_checkpoint(name: str) -> Which | Path:
@@ -118,13 +128,6 @@ def _converse(translator: TextTranslator, arguments: Arguments) -> None:
             return
         for line in _lines_of(1, _explain(translator, [text], arguments)[0], arguments):
             print(f"{translator.target}> {line}")
-
-
-def _stdin_lines() -> Iterator[str]:
-    """Standard input by lines that end in a line feed alone, whatever the locale."""
-    stream = open(sys.stdin.fileno(), encoding="utf-8", errors="replace", newline="\n", closefd=False)  # noqa: SIM115
-    for line in stream:
-        yield line.rstrip("\r\n")
 
 
 @contextmanager

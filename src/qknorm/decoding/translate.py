@@ -159,14 +159,18 @@ class TextTranslator:
         asked = {"beam": beam, "length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
         settings = self.settings.model_copy(update={k: v for k, v in asked.items() if v is not None})
         settings = settings.model_copy(update={"beam": max(settings.beam, nbest)})
-        parts_of = [split_long(self.tokenizer, clean_line(text), self.longest) for text in texts]
+        cleaned = [clean_line(text) for text in texts]
+        parts_of = [split_long(self.tokenizer, text, self.longest) for text in cleaned]
         sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
         found = iter(
             translate_ids(self.model, sources, settings, nbest=nbest, precision=self.precision, progress=progress)
         )
-        return [self._join(parts, [next(found) for _ in parts], align) for parts in parts_of]
+        return [
+            self._join(text, parts, [next(found) for _ in parts], align)
+            for text, parts in zip(cleaned, parts_of, strict=True)
+        ]
 
-    def _join(self, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
+    def _join(self, text: str, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
         ranks = min(len(hypotheses) for hypotheses in found)
         alternatives = [
             Alternative(
@@ -177,11 +181,13 @@ class TextTranslator:
         ]
         alignment: list[tuple[int, int]] | None = None
         if align:
-            alignment, sources, targets = [], 0, 0
+            alignment, place, targets = [], 0, 0
             for part, hypotheses in zip(parts, found, strict=True):
-                links = align_words(self.model, self.tokenizer, self.tokenizer.encode(part), hypotheses[0].tokens)
+                links = align_words(self.model, self.tokenizer, part, hypotheses[0].tokens)
+                sources = text.count(" ", 0, place)  # a part may begin in the middle of a word
                 alignment += [(sources + s, targets + t) for s, t in links]
-                sources += len(part.split())
+                place += len(part)
+                place += text.startswith(" ", place)
                 targets += len(self.tokenizer.decode(hypotheses[0].tokens).split())
         return Translation(alternatives[0].text, alternatives[0].score, alternatives, alignment, len(parts))
 

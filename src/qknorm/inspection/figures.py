@@ -55,7 +55,7 @@ def draw_attention(
         axes = figure.add_subplot(lines, columns, place + 1)
         panels.append(axes)
         image = axes.imshow(head, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
-        _write_tokens(axes, source_tokens, target_tokens if place % columns == 0 else [])
+        _write_tokens(axes, source_tokens, target_tokens, at_left=place % columns == 0)
         if len(heads) == 1 and max(head.shape) <= NUMBERS_UP_TO:
             _write_numbers(axes, head)
         if len(heads) > 1:
@@ -107,13 +107,13 @@ def _figure_size(columns: int, lines: int, source: Sequence[str], target: Sequen
     return max(width, 4.0), max(height, 2.5)
 
 
-def _write_tokens(axes: Axes, source: Sequence[str], target: Sequence[str]) -> None:
-    """Source tokens below, reading upwards; target tokens at the left, where any are given; thin lines between."""
+def _write_tokens(axes: Axes, source: Sequence[str], target: Sequence[str], at_left: bool) -> None:
+    """Source tokens below, reading upwards; target tokens at the left, if there is their place; thin lines between."""
     look: dict[str, Any] = {"fontfamily": _fonts(), "fontsize": "small", "parse_math": False}
     axes.set_xticks(range(len(source)), labels=list(source), rotation=90, **look)
-    axes.set_yticks(range(len(target)), labels=list(target), **look)
+    axes.set_yticks(range(len(target)), labels=list(target) if at_left else [""] * len(target), **look)
     axes.set_xticks(np.arange(len(source) - 1) + 0.5, minor=True)
-    axes.set_yticks(np.arange(axes.get_images()[0].get_array().shape[0] - 1) + 0.5, minor=True)
+    axes.set_yticks(np.arange(len(target) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="0.9", linewidth=0.6)
     axes.tick_params(which="both", length=0)
     for spine in axes.spines.values():

@@ -326,7 +326,7 @@ def _check_out(out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
     if not os.path.lexists(out):
         return
     if not overwrite:
-        raise InputError(f"{out} exists already; name another folder, or allow overwriting")
+        raise InputError(f"{out} exists already; name another folder, or add --overwrite")
     try:
         manifest = prepared.read_manifest(out)
     except InputError as error:

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -44,27 +44,32 @@ def read_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair
 
 def read_lines(path: Path) -> Iterator[str]:
     """Streams the lines of a UTF-8 file; only a line feed ends a line, and a carriage return before it is dropped."""
-    start = 0
     with open_bytes(path) as file:
-        for number, raw in enumerate(_guarded(file, path), start=1):
-            if b"\0" in raw:
-                raise InputError(
-                    f"{path}, line {number}: holds a NUL byte, so it is not UTF-8 text (perhaps UTF-16); "
-                    "convert it, for example with iconv -t UTF-8"
-                )
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{path}, line {number}: not UTF-8 at byte {start + error.start} of the file "
-                    f"(0x{raw[error.start]:02x}); convert it, for example with iconv -t UTF-8"
-                ) from None
-            if number == 1:
-                line = line.removeprefix("\ufeff")
-                if not line:
-                    return  # a byte-order mark is all there is
-            start += len(raw)
-            yield line.removesuffix("\n").removesuffix("\r")
+        yield from decode_lines(_guarded(file, path), str(path))
+
+
+def decode_lines(raw_lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """The text of lines as a file or pipe called `name` gave them, without their ends and a byte-order mark."""
+    start = 0
+    for number, raw in enumerate(raw_lines, start=1):
+        if b"\0" in raw:
+            raise InputError(
+                f"{name}, line {number}: holds a NUL byte, so it is not UTF-8 text (perhaps UTF-16); "
+                "convert it, for example with iconv -t UTF-8"
+            )
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}, line {number}: not UTF-8 at byte {start + error.start} of the file "
+                f"(0x{raw[error.start]:02x}); convert it, for example with iconv -t UTF-8"
+            ) from None
+        if number == 1:
+            line = line.removeprefix("\ufeff")
+            if not line:
+                return  # a byte-order mark is all there is
+        start += len(raw)
+        yield line.removesuffix("\n").removesuffix("\r")
 
 
 def kind_of(path: Path) -> str:

@@ -30,13 +30,17 @@ def name_first_bad_part(model: nn.Module, source: Tensor, target: Tensor) -> str
             hooks.append(module.register_forward_hook(watch(name)))
     try:
         with torch.no_grad():
-            model(source, target)
+            logits = model(source, target)
     finally:
         for hook in hooks:
             hook.remove()
     if first:
         return first[0]
+    if logits.isnan().any() or logits.isposinf().any():  # −∞ stands where a type may not be produced
+        return "the logits went first: all activations before them are finite"
     for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():  # torch's attention on the CPU makes zeros of queries that are NaN
+            return f"{name} itself is not finite"
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"all activations are finite, but the gradient of {name} is not"
     return "activations are finite when computed again, so it was the step's own dropout or rounding"

@@ -1,8 +1,9 @@
 """Training as one call: opens the data, lays out or reopens the run folder, joins the team, trains."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +15,7 @@ from qknorm.training.checkpoint import list_steps
 from qknorm.training.loop import Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
 from qknorm.training.record import Recorder
-from qknorm.training.run_folder import About, create_run, is_run, read_run
+from qknorm.training.run_folder import SETTINGS, About, create_run, is_run, is_unborn, read_run
 
 
 def train(
@@ -36,7 +37,7 @@ def train(
         raise InputError(f"{data} has no dev set to evaluate on; prepare it with --dev, or with more than ten pairs")
     team = join_team(device)
     try:
-        settings, about = _open_run(run, settings or Train(), prepared, team, resume)
+        settings, about = _open_run(run, settings, prepared, team, resume)
         training = settings.training
         recorder = (
             Recorder(run, log_every=training.log_every, tensorboard=training.tensorboard, quiet=quiet)
@@ -45,13 +46,15 @@ def train(
         )
         try:
             trainer = Trainer(run, settings, about, prepared, team, recorder)
+            if recorder is not None and not resume:
+                recorder.truncate_to(-1)  # a training may have died here before its first checkpoint
             if resume:
                 for complaint in trainer.resume():
                     if recorder is not None:
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
                 recorder.message(_describe(trainer, about))
-            with quick_kernels(team.device):
+            with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
         finally:
             if recorder is not None:
@@ -62,13 +65,13 @@ def train(
 
 
 @contextmanager
-def quick_kernels(device: torch.device) -> Iterator[None]:
-    """On a GPU: TensorFloat-32 where float32 is multiplied, and no cuDNN attention, which plans anew for each shape."""
+def quick_kernels(device: torch.device, *, exact: bool = False) -> Iterator[None]:
+    """On a GPU: no cuDNN attention, which plans anew for each shape, and, unless `exact`, TensorFloat-32."""
     if device.type != "cuda":
         yield
         return
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("highest" if exact else "high")
     try:
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
             yield
@@ -76,23 +79,42 @@ def quick_kernels(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _open_run(run: Path, settings: Train, prepared: PreparedData, team: Team, resume: bool) -> tuple[Train, About]:
+def _open_run(
+    run: Path, settings: Train | None, prepared: PreparedData, team: Team, resume: bool
+) -> tuple[Train, About]:
     if resume:
-        settings, about = read_run(run)
+        own, about = read_run(run)
+        if settings is not None and settings != own:
+            name = _first_difference(settings.model_dump(), own.model_dump())
+            raise InputError(
+                f"{run} goes on with its own settings, and {name} is another there; leave it out, or change it in "
+                f"{run / SETTINGS}"
+            )
         if about.fingerprint != prepared.fingerprint:
             raise InputError(
                 f"{run} was trained on other data than {prepared.folder} holds now; name the folder {about.data}, or "
                 f"start a new run"
             )
-        return settings, about
-    if team.leads:
-        if run.exists() and (not run.is_dir() or any(run.iterdir())):
-            again = "add --resume to go on with it" if is_run(run) and list_steps(run) else "name another --run"
-            if not is_run(run) or list_steps(run):
-                raise InputError(f"{run} exists already; {again}")
-        create_run(run, settings, prepared)
-    team.wait()
+        return own, about
+    team.lead(lambda: _lay_out(run, settings or Train(), prepared))
     return read_run(run)
+
+
+def _lay_out(run: Path, settings: Train, prepared: PreparedData) -> None:
+    """A new run folder, also where a training died before its first checkpoint."""
+    if is_run(run):
+        if list_steps(run):
+            raise InputError(f"{run} exists already; add --resume to go on with it")
+    elif run.exists() and not (run.is_dir() and is_unborn(run)):
+        raise InputError(f"{run} exists already; name another --run")
+    create_run(run, settings, prepared)
+
+
+def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The dotted name of the first setting that two trees do not share."""
+    name = next(name for name in one if one[name] != other[name])
+    deeper = isinstance(one[name], Mapping)
+    return f"{name}.{_first_difference(one[name], other[name])}" if deeper else name
 
 
 def _describe(trainer: Trainer, about: About) -> str:

@@ -1,14 +1,12 @@
 """The training loop: step, evaluate, save, stop, and go on exactly where it stopped."""
 
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,9 +19,10 @@ from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
 from qknorm.training.evaluation import Evaluator
+from qknorm.training.interruption import Interruption
 from qknorm.training.parallel import Team
 from qknorm.training.record import Recorder, read_metrics
-from qknorm.training.run_folder import About, build_model
+from qknorm.training.run_folder import About, build_model, clear_half_written
 from qknorm.training.schedule import LearningRate
 from qknorm.training.step import BatchTensors, Sums, TrainingStep
 
@@ -98,8 +97,10 @@ class Trainer:
         self.rate = LearningRate(training.schedule, self.settings.model.width, training.max_steps)
         self.evaluator = Evaluator(self.data, "dev", self.settings.decoding, sentences=training.dev_sentences)
         self._writer = Writer()
+        self._saved_step = -1
         self._staged: dict[int, BatchTensors] = {}
         self._staged_bytes = 0
+        self._latest: BatchTensors
         self._seconds_before = 0.0
         self._began = self._logged_at = time.perf_counter()
 
@@ -120,11 +121,10 @@ class Trainer:
                 if self.place.step % self.settings.training.evaluate_every == 0:
                     self._evaluate()
                     self._save()
-        self._writer.wait()
-        if called_off or self.place.step not in checkpoint.list_steps(self.run):
-            if not called_off and self.place.step % self.settings.training.evaluate_every:
-                self._evaluate()
-            self._save()
+            if self._saved_step != self.place.step:
+                if reason:
+                    self._evaluate()
+                self._save()
             self._writer.wait()
         if self.recorder is not None:
             draw_curves(self.run, self.run / "curves.png")
@@ -135,7 +135,7 @@ class Trainer:
             place.best_step,
             place.best_score,
             self._elapsed(),
-            interrupted=bool(called_off),
+            interrupted=reason is None,
         )
 
     def _take_step(self) -> None:
@@ -151,11 +151,12 @@ class Trainer:
         tokens = sum(self.batches.target_tokens(self.batches.batches[i]) for i in chosen)
         mine = chosen[self.team.rank :: self.team.size]
         tensors = [self._stage(i, self.batches.batches[i]) for i in mine]
+        self._latest = tensors[-1]
         self.stepper(tensors, tokens, self.rate.at(place.step), self.team.size)
         if self.team.device.type == "cpu" and self.stepper.sums[4] > 0:
-            self._give_up(tensors[-1])
+            self._give_up(keep=True)
         if place.step % training.log_every == 0:
-            self._log(tensors[-1])
+            self._log()
 
     def _stage(self, number: int, batch: Batch) -> BatchTensors:
         if number in self._staged:
@@ -169,11 +170,11 @@ class Trainer:
             self._staged_bytes += size
         return source, target_in, target_out
 
-    def _log(self, batch: BatchTensors) -> None:
+    def _log(self) -> None:
         self.team.pool(self.stepper.sums)
         sums = self.stepper.read_sums()
         if self.team.agree(sums.bad_steps > 0):
-            self._give_up(batch)
+            self._give_up(keep=True)
         now = time.perf_counter()
         seconds, self._logged_at = now - self._logged_at, now
         if self.recorder is not None:
@@ -212,9 +213,11 @@ class Trainer:
         together = self.settings.training.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
         result = None
         if self.team.leads or together:
-            evaluation = self.evaluator(self.model)
-            result = evaluation.loss, evaluation.perplexity, evaluation.bleu
-        loss, perplexity, bleu = self.team.share(result)
+            result = self._measure()
+        result = self.team.share(result)
+        if result is None:
+            self._give_up(keep=False)
+        loss, perplexity, bleu = result
         place.evaluations += 1
         better = bleu > place.best_score
         if better:
@@ -241,6 +244,14 @@ class Trainer:
             )
         self._logged_at += time.perf_counter() - began  # tokens a second are of training alone
 
+    def _measure(self) -> tuple[float, float, float] | None:
+        """Loss, perplexity and BLEU on dev; None where they are no numbers."""
+        try:
+            evaluation = self.evaluator(self.model)
+        except FloatingPointError:
+            return None
+        return (evaluation.loss, evaluation.perplexity, evaluation.bleu) if math.isfinite(evaluation.loss) else None
+
     def _reason_to_stop(self) -> str | None:
         place, training = self.place, self.settings.training
         if place.step >= training.max_steps:
@@ -259,11 +270,11 @@ class Trainer:
         """Whether any process says yes, asked at few steps, since asking everybody costs a message."""
         return self.team.agree(flag) if self.team.size == 1 or self.place.step % 10 == 0 else False
 
-    def _give_up(self, batch: BatchTensors) -> None:
-        """Says what went wrong, and keeps the weights, which no bad step has touched, if they are numbers still."""
-        culprit = name_first_bad_part(self.model, batch[0], batch[1])
+    def _give_up(self, *, keep: bool) -> NoReturn:
+        """Says what went wrong; with `keep` saves the weights, which no bad step has touched, if they are numbers."""
+        culprit = name_first_bad_part(self.model, *self._latest[:2])
         self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
-        if all(bool(tensor.isfinite().all()) for tensor in self.spread.weights().values()):
+        if keep and all(bool(tensor.isfinite().all()) for tensor in self.spread.weights().values()):
             self._save()
         self._writer.wait()
         steps = checkpoint.list_steps(self.run)
@@ -278,17 +289,17 @@ class Trainer:
     def _save(self) -> None:
         model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
         self.team.pool(self.stepper.sums)
-        if self.team.leads:
-            place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
-            if place["best_score"] == -math.inf:
-                place["best_score"] = None  # JSON has no infinity
-            state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
-            # what came from a GPU is a copy, and can be written while training goes on
-            self._writer.submit(
-                lambda: self._write(place["step"], place["best_step"], model, tensors, state),
-                wait=self.team.device.type == "cpu",
-            )
-        self.team.wait()
+        place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
+        if place["best_score"] == -math.inf:
+            place["best_score"] = None  # JSON has no infinity
+        state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
+
+        def write() -> None:
+            self._write(place["step"], place["best_step"], model, tensors, state)
+
+        # what came from a GPU is a copy, and can be written while training goes on
+        self.team.lead(lambda: self._writer.submit(write, wait=self.team.device.type == "cpu"))
+        self._saved_step = self.place.step
 
     def _write(
         self, step: int, best_step: int, model: dict[str, Tensor], tensors: dict[str, Tensor], state: dict[str, Any]
@@ -311,7 +322,7 @@ class Trainer:
             self.stepper.sums.copy_(found.training["sums"])
         place = found.state["place"]
         place["best_score"] = -math.inf if place["best_score"] is None else place["best_score"]
-        self.place = Place(**place)
+        self.place, self._saved_step = Place(**place), found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()
         self._seconds_before = _seconds_so_far(self.run)
@@ -320,6 +331,7 @@ class Trainer:
     def _tidy(self, found: checkpoint.Checkpoint | None) -> None:
         """Makes the run folder what it was right after the checkpoint: its training may have died before or after."""
         step = found.step if found else -1
+        clear_half_written(self.run)
         checkpoint.discard_after(self.run, step)
         if found and found.state["place"]["best_step"] in checkpoint.list_steps(self.run):
             checkpoint.mark_best(self.run, found.state["place"]["best_step"])
@@ -354,36 +366,3 @@ class Writer:
         if self._job is not None:
             job, self._job = self._job, None
             job.result()
-
-
-AT_ONCE = 1.0
-"""Seconds after which a second signal is a second wish: torchrun passes on what a terminal has sent already."""
-
-
-class Interruption:
-    """Turns SIGINT and SIGTERM into a name that the loop looks at, so that a step is never cut in two."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self._noted_at = 0.0
-        self._former: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "Interruption":
-        for each in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._former[each] = signal.signal(each, self._note)
-            except ValueError:  # not the main thread: whoever runs us there handles signals
-                break
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for each, former in self._former.items():
-            signal.signal(each, former)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name is None:
-            self.name, self._noted_at = signal.Signals(number).name, time.monotonic()
-        elif time.monotonic() - self._noted_at > AT_ONCE:  # a second time means at once
-            raise KeyboardInterrupt

@@ -1,15 +1,16 @@
 """One training on several processes that torchrun started: who leads, how the model is spread and gathered again."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from qknorm.errors import InputError
+from qknorm.models.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,26 @@ class Team:
         dist.all_reduce(vote, dist.ReduceOp.MAX)
         return bool(vote.item())
 
+    def pool(self, sums: Tensor) -> None:
+        """Leaves the sum over all processes with the leading one, and zeros with the others."""
+        if self.size == 1:
+            return
+        dist.all_reduce(sums)
+        if not self.leads:
+            sums.zero_()
+
+    def lead(self, job: Callable[[], object]) -> None:
+        """The leading process does a job that the others wait for; where it fails, it fails for all."""
+        failure: InputError | None = None
+        if self.leads:
+            try:
+                job()
+            except InputError as error:
+                failure = error
+        told = self.share(failure and str(failure))
+        if told is not None:
+            raise failure or InputError(told)
+
     def share(self, value: Any) -> Any:
         """What the leading process has, for all."""
         if self.size == 1:
@@ -50,17 +71,27 @@ class Team:
 def join_team(device: str | None = None) -> Team:
     """Joins the processes that torchrun started, or stands alone; picks a GPU where there is one."""
     size, rank, local = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {kind} was asked for, but PyTorch sees no GPU; use --device cpu")
+    place = choose_device(device)
     if size == 1:
-        return Team(0, 1, torch.device(kind))
-    place = torch.device("cuda", local) if kind == "cuda" else torch.device(kind)
+        return Team(0, 1, place)
     if place.type == "cuda":
+        place = torch.device("cuda", local)
         torch.cuda.set_device(place)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     return Team(rank, size, place)
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of this name; a GPU where there is one if none is named."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
+        raise InputError(f"--device {name} is no device; use cpu or cuda, or cuda:1 for the second GPU")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count() or "no"
+        raise InputError(f"--device {name} was asked for, but PyTorch sees {seen} GPU; use --device cpu")
+    return torch.device(name)
 
 
 _TORCHRUN = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
@@ -72,69 +103,92 @@ def leave_team() -> None:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, team: Team, how: str) -> nn.Module:
+@dataclass(frozen=True)
+class SpreadModel:
+    """A model as a team trains it: `module` is what steps call, `inner` the translator itself.
+
+    Weights and moments come out whole and go in whole, whatever the spread; every process must call for them.
+    """
+
+    module: nn.Module
+    inner: Translator
+    numbers: frozenset[str] = frozenset()
+    """Parameters that are single numbers, which fsdp can only hold as vectors of one."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, on the CPU."""
+        return {name: self._whole(name, value) for name, value in self.inner.state_dict().items()}
+
+    def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """What the optimiser remembers, on the CPU, named `moment.PARAMETER.KIND`."""
+        return {
+            f"moment.{name}.{kind}": self._whole(name, value)
+            for name, parameter in self.inner.named_parameters()
+            for kind, value in optimizer.state[parameter].items()
+        }
+
+    def restore(
+        self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Puts back, in place, what `weights` and `moments` gave."""
+        for name, held in self.inner.state_dict().items():
+            _put(held, weights[name])
+        for name, parameter in self.inner.named_parameters():
+            for kind, held in optimizer.state[parameter].items():
+                _put(held, moments[f"moment.{name}.{kind}"])
+
+    def scales(self) -> dict[str, float]:
+        """The scale g of every attention, by name, as the translator itself tells them when it is in one piece."""
+        named = self.inner.attentions()
+        values = torch.stack([_gather(each.norm.scale).detach().float().mean() for each in named.values()]).tolist()
+        return dict(zip(named, values, strict=True))
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        whole = _gather(value)
+        return (whole.reshape(()) if name in self.numbers else whole).detach().cpu()
+
+
+def spread(model: Translator, team: Team, how: str) -> SpreadModel:
     """The model as a team trains it: whole on every process (ddp), or in shares (fsdp)."""
     if team.size == 1:
-        return model
+        return SpreadModel(model, model)
     if how == "fsdp":
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        for layer in [*model.encoder, *model.decoder]:  # type: ignore[misc]
+        numbers = _turn_numbers_into_vectors(model)
+        for layer in [*model.encoder, *model.decoder]:
             fully_shard(layer)
         fully_shard(model)
         for name in ("encode", "decode", "score"):
             register_fsdp_forward_method(model, name)
-        return model
-    return nn.parallel.DistributedDataParallel(model, device_ids=[team.device] if team.device.type == "cuda" else None)
+        return SpreadModel(model, model, numbers)
+    devices = [team.device] if team.device.type == "cuda" else None
+    return SpreadModel(nn.parallel.DistributedDataParallel(model, device_ids=devices), model)
 
 
-def gather_model(model: nn.Module) -> dict[str, Tensor]:
-    """The whole weights on the CPU, whatever the spread; every process must call it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    if not dist.is_initialized():
-        return {name: value.detach().cpu() for name, value in model.state_dict().items()}
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return cast(dict[str, Tensor], get_model_state_dict(model, options=options))
-
-
-def restore_model(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Puts back what `gather_model` gave."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    if not dist.is_initialized():
-        model.load_state_dict(dict(weights))
-    else:
-        set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))
+def _turn_numbers_into_vectors(model: nn.Module) -> frozenset[str]:
+    """Gives parameters of no dimension one, which broadcasts the same; returns their names."""
+    numbers = frozenset(name for name, parameter in model.named_parameters() if parameter.dim() == 0)
+    for name in numbers:
+        owner, _, own = name.rpartition(".")
+        module = model.get_submodule(owner)
+        setattr(module, own, nn.Parameter(getattr(module, own).detach().reshape(1)))
+    return numbers
 
 
-def gather_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's moments on the CPU, named `moment.PARAMETER.KIND`; every process must call it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = cast(dict[str, Any], get_optimizer_state_dict(model, optimizer, options=options)["state"])
-    return {
-        f"moment.{name}.{kind}": value.detach().cpu()
-        for name, moments in state.items()
-        for kind, value in moments.items()
-    }
+def _gather(value: Tensor) -> Tensor:
+    """A tensor in one piece, of whose shares every process has one."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Puts back what `gather_optimizer` gave."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_optimizer_state_dict,
-        set_optimizer_state_dict,
-    )
+def _put(held: Any, whole: Tensor) -> None:
+    """Copies a whole tensor, or this process's share of it, to where it is held."""
+    shaped = whole.reshape(held.shape).to(held.device)
+    with torch.no_grad():
+        if hasattr(held, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor
 
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_optimizer_state_dict(model, optimizer, options=options)
-    state: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("moment."):
-            parameter, _, kind = name.removeprefix("moment.").rpartition(".")
-            state.setdefault(parameter, {})[kind] = value
-    whole["state"] = cast(Any, state)
-    set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+            share = distribute_tensor(shaped, held.device_mesh, held.placements, src_data_rank=None)
+            held.to_local().copy_(share.to_local())
+        else:
+            held.copy_(shaped)

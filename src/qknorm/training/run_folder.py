@@ -23,10 +23,13 @@ from qknorm.models.translator import Translator, start_of_scale
 from qknorm.text.prepared import PreparedData
 from qknorm.text.subwords import Tokenizer
 from qknorm.training.checkpoint import Which, load_model_weights
+from qknorm.training.metrics import METRICS_FILE
+from qknorm.training.parallel import choose_device
 from qknorm.version import __version__
 
 FORMAT_VERSION = 1
 SETTINGS, ABOUT, TOKENIZER = "settings.toml", "run.json", "tokenizer.json"
+_WRITTEN_IN_TRAINING = (SETTINGS, ABOUT, TOKENIZER, METRICS_FILE, "curves.png")
 
 
 @dataclass(frozen=True)
@@ -66,23 +69,45 @@ def create_run(run: Path, settings: Train, data: PreparedData) -> About:
         },
         commit=_commit(),
     )
-    run.mkdir(parents=True, exist_ok=True)
-    write_settings(run, settings)
-    data.tokenizer.save(run / TOKENIZER)
-    files.write_json(
-        run / ABOUT, {"format_version": FORMAT_VERSION, **asdict(about)}
-    )  # last: it makes the folder a run
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        clear_half_written(run)
+        write_settings(run, settings)
+        data.tokenizer.save(run / TOKENIZER)
+        # last: it makes the folder a run
+        files.write_json(run / ABOUT, {"format_version": FORMAT_VERSION, **asdict(about)})
+    except OSError as error:
+        raise InputError(f"{run} cannot be written ({error.strerror}); make room or name another --run") from error
     return about
 
 
 def write_settings(run: Path, settings: Train) -> None:
-    """The settings as a TOML file that `qknorm train --config` also reads."""
-    files.write_text(run / SETTINGS, tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
+    """The settings as a TOML file that `qknorm train --config` also reads; what is left open is written as "none"."""
+    files.write_text(run / SETTINGS, tomli_w.dumps(_with_none_spelled_out(settings.model_dump(mode="json"))))
+
+
+def _with_none_spelled_out(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _with_none_spelled_out(value) if isinstance(value, dict) else "none" if value is None else value
+        for name, value in group.items()
+    }
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run."""
     return (folder / ABOUT).is_file()
+
+
+def clear_half_written(run: Path) -> None:
+    """Removes what a training that was killed while it wrote left behind."""
+    for name in _WRITTEN_IN_TRAINING:
+        for partial in run.glob(f".{name}.*.partial"):
+            partial.unlink(missing_ok=True)
+
+
+def is_unborn(folder: Path) -> bool:
+    """Whether a folder is empty, or holds no more than what dies with a `create_run` that did not come to its end."""
+    return all(entry.name in (SETTINGS, TOKENIZER) or entry.match(".*.partial") for entry in folder.iterdir())
 
 
 def read_run(run: Path) -> tuple[Train, About]:
@@ -120,7 +145,7 @@ def load(
 
     `checkpoint` is best, last, a step, or a file of weights that `qknorm average` wrote.
     """
-    run = Path(run)
+    run, place = Path(run), choose_device(device)
     settings, about = read_run(run)
     model = build_model(settings, about)
     weights = _read_weights(checkpoint) if isinstance(checkpoint, Path) else load_model_weights(run, checkpoint)
@@ -137,7 +162,7 @@ def load(
             f"{run / TOKENIZER} has {tokenizer.size:,} types but the weights have {about.vocabulary:,}: restore the "
             f"tokenizer this model was trained with"
         )
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model.to(place)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
     return TextTranslator(
         model, tokenizer, about.source, about.target, settings.decoding, about.longest, precision=dtype

@@ -1,0 +1,122 @@
+"""Whole files or none: what a failure leaves behind, and what it must not touch."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from qknorm.files import atomic_folder, atomic_path, write_json, write_text
+
+
+def everything_under(folder: Path) -> dict[str, str | None]:
+    return {str(path.relative_to(folder)): path.read_text() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def fail_after_writing(path: Path, kind: type[BaseException]) -> None:
+    with atomic_path(path) as partial:
+        partial.write_text("half")
+        raise kind
+
+
+def fail_after_filling(path: Path, kind: type[BaseException]) -> None:
+    with atomic_folder(path) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "file").write_text("half")
+        raise kind
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("fail", [fail_after_writing, fail_after_filling])
+def test_a_failure_leaves_nothing_behind(tmp_path, fail, kind):
+    with pytest.raises(kind):
+        fail(tmp_path / "new", kind)
+    assert everything_under(tmp_path) == {}
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    before = everything_under(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fail_after_writing(tmp_path / "file", ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        fail_after_filling(tmp_path / "folder", ZeroDivisionError)
+    assert everything_under(tmp_path) == before
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    rename = Path.rename
+
+    def rename_all_but_the_new(self: Path, target: Path) -> Path:
+        if self.suffix == ".partial":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename_all_but_the_new)
+    with pytest.raises(OSError, match="no"), atomic_folder(tmp_path / "folder") as partial:
+        (partial / "file").write_text("new")
+    assert everything_under(tmp_path) == {"folder": None, "folder/file": "old"}
+
+
+def test_nothing_stands_under_the_final_name_before_the_end(tmp_path):
+    with atomic_path(tmp_path / "a" / "file") as partial:
+        partial.write_text("whole")
+        assert not (tmp_path / "a" / "file").exists()
+    assert everything_under(tmp_path) == {"a": None, "a/file": "whole"}
+    with atomic_folder(tmp_path / "b" / "folder") as partial:
+        (partial / "file").write_text("whole")
+        assert not (tmp_path / "b" / "folder").exists()
+    assert everything_under(tmp_path / "b") == {"folder": None, "folder/file": "whole"}
+
+
+def test_a_new_folder_replaces_all_of_the_old_one(tmp_path):
+    for content in ("old", "new"):
+        with atomic_folder(tmp_path / "folder") as partial:
+            (partial / content).write_text(content)
+    assert everything_under(tmp_path) == {"folder": None, "folder/new": "new"}
+
+
+def test_a_file_is_never_replaced_by_a_folder_nor_a_folder_by_a_file(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NotADirectoryError), atomic_folder(tmp_path / "file"):
+        pass
+    with pytest.raises(IsADirectoryError), atomic_path(tmp_path / "folder"):
+        pass
+    assert everything_under(tmp_path) == {"file": "old", "folder": None}
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "old").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with atomic_folder(tmp_path / "link") as partial:
+        (partial / "new").write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert everything_under(tmp_path / "elsewhere") == {"new": "new"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")
+def test_finished_files_and_folders_have_ordinary_modes(tmp_path):
+    mask = os.umask(0o027)
+    try:
+        write_text(tmp_path / "file", "x")
+        with atomic_folder(tmp_path / "folder"):
+            pass
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o750
+
+
+def test_text_and_json_are_written_as_they_are(tmp_path):
+    write_text(tmp_path / "text", "liña\n\u2028x\n")
+    assert (tmp_path / "text").read_bytes() == "liña\n\u2028x\n".encode()
+    write_json(tmp_path / "json", {"lingua": "galego ñ", "n": [1, 2.5, None]})
+    assert json.loads((tmp_path / "json").read_text()) == {"lingua": "galego ñ", "n": [1, 2.5, None]}
+    assert "ñ" in (tmp_path / "json").read_text()

@@ -1,0 +1,103 @@
+"""Dev loss and dev BLEU against plain computations."""
+
+import math
+
+import pytest
+import sacrebleu
+import torch
+
+from qknorm.config import Decoding, Dropout, Model, Prepare, Subwords
+from qknorm.decoding.translate import translate_ids
+from qknorm.models.translator import Translator
+from qknorm.text.prepare import prepare
+from qknorm.text.prepared import PreparedData
+from qknorm.training.evaluation import Evaluator, bleu_like_its_text, dev_loss
+
+SHAPE = {"width": 16, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
+NOUNS = ["casa", "mesa", "porta", "cidade", "lingua"]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["raw", "pretokenized"])
+def data(request, tmp_path_factory) -> PreparedData:
+    folder = tmp_path_factory.mktemp("evaluation")
+    for language, article in (("gl", "unha"), ("en", "a")):
+        lines = [f"{article} {NOUNS[n % 5]} {' '.join(NOUNS[: n % 4])} {n} .\n" for n in range(80)]
+        (folder / f"a.{language}").write_text("".join(lines))
+    settings = Prepare(
+        source="gl",
+        target="en",
+        train=(folder / "a.gl", folder / "a.en"),
+        dev_pairs=8,
+        test_pairs=8,
+        subwords=Subwords(merges=30, pretokenized=request.param),
+    )
+    prepare(settings, folder / "out")
+    return PreparedData.load(folder / "out")
+
+
+def make_model(data: PreparedData) -> Translator:
+    torch.manual_seed(0)
+    allowed = torch.from_numpy(data.target_types.copy())
+    allowed[3] = True
+    settings = Model(**SHAPE, dropout=Dropout.everywhere(0.5, word=0.5))
+    return Translator(data.tokenizer.size, settings, scale_init=5.0, allowed=allowed)
+
+
+def loss_by_hand(model: Translator, data: PreparedData) -> float:
+    dev, total, tokens = data.split("dev"), 0.0, 0
+    model.eval()
+    for i in range(len(dev)):
+        source, target = dev.source[i].tolist(), dev.target[i].tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([[*source, 3]]), torch.tensor([[2, *target]]))[0].double()
+        for scores, wanted in zip(logits, [*target, 3], strict=True):
+            if model.allowed[wanted]:
+                total += float(scores.logsumexp(0) - scores[wanted])
+                tokens += 1
+    return total / tokens
+
+
+@pytest.mark.parametrize("budget", [16, 64, 8_192])
+def test_dev_loss_is_the_mean_over_tokens_however_they_are_batched(data, budget):
+    model = make_model(data)
+    expected = loss_by_hand(model, data)
+    model.train()
+    assert dev_loss(model, data.split("dev"), budget) == pytest.approx(expected, rel=1e-5)
+    assert model.training
+
+
+def test_an_evaluation_is_the_loss_and_the_bleu_of_what_is_really_translated(data):
+    model, settings, dev = make_model(data), Decoding(beam=2, extra_length=4), data.split("dev")
+    evaluation = Evaluator(data, "dev", settings)(model.train())
+    found = translate_ids(model, [dev.source[i].tolist() for i in range(len(dev))], settings)
+    assert evaluation.translations == [data.tokenizer.decode(best.tokens) for (best,) in found]
+    assert evaluation.loss == pytest.approx(loss_by_hand(model, data), rel=1e-5)
+    assert evaluation.perplexity == pytest.approx(math.exp(evaluation.loss))
+    assert evaluation.bleu == bleu_like_its_text(data.tokenizer, evaluation.translations, dev.text("en"), "en")
+
+
+def test_the_state_of_the_model_and_its_random_numbers_are_left_alone(data):
+    model = make_model(data).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    Evaluator(data, "dev", Decoding(beam=1, extra_length=2))(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_only_the_first_sentences_are_translated_where_so_asked(data):
+    model, settings = make_model(data), Decoding(beam=1, extra_length=2)
+    some, every = (Evaluator(data, "dev", settings, sentences=count)(model) for count in (3, None))
+    assert some.translations == every.translations[:3]
+    assert some.loss == every.loss
+    assert len(Evaluator(data, "dev", settings, sentences=1_000)(model).translations) == len(every.translations)
+
+
+def test_bleu_counts_the_tokens_of_tokenised_text_and_sacrebleus_of_raw_text(data):
+    references = ["a house is here , small .", "it 's a city by the sea ."]
+    translations = ["a house is here , large .", "it 's a city by a sea ."]
+    tokenize = "none" if data.tokenizer.pretokenized else "13a"
+    expected = sacrebleu.corpus_bleu(translations, [references], tokenize=tokenize).score
+    assert bleu_like_its_text(data.tokenizer, translations, references, "en") == pytest.approx(expected, abs=0.01)
+    assert bleu_like_its_text(data.tokenizer, references, references, "en") == pytest.approx(100)

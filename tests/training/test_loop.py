@@ -1,0 +1,188 @@
+"""The loop: why it stops, what it repeats, how signals reach it, what a team shares."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qknorm.config import Decoding, Dropout, Model, Prepare, Schedule, Train, Training
+from qknorm.errors import InputError
+from qknorm.text.prepare import prepare
+from qknorm.training import interruption
+from qknorm.training.checkpoint import best_step, list_steps, load_checkpoint
+from qknorm.training.fit import train
+from qknorm.training.interruption import Interruption
+from qknorm.training.loop import Outcome, Trainer
+from qknorm.training.parallel import Team, choose_device, join_team
+
+MODEL = Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2, dropout=Dropout.everywhere(0.1))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    lines = [(f"w{i % 5} w{i % 7} w{i % 3}", f"W{i % 5} W{i % 7} W{i % 3}") for i in range(105)]
+    (folder / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in lines))
+    prepare(Prepare(source="aa", target="bb", train=(folder / "pairs.tsv",)), folder / "data")
+    return folder / "data"
+
+
+def settings(**training: Any) -> Train:
+    given = {"batch_tokens": 64, "max_steps": 6, "evaluate_every": 2, "log_every": 2, **training}
+    given.setdefault("schedule", Schedule(kind="inverse-sqrt", warmup=2, peak=1e-3))
+    return Train(model=MODEL, training=Training(**given), decoding=Decoding(beam=1, extra_length=1))
+
+
+def fit(data: Path, run: Path, resume: bool = False, **training: Any) -> Outcome:
+    outcome = train(data, run, None if resume else settings(**training), resume=resume, device="cpu", quiet=True)
+    assert outcome is not None
+    return outcome
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time"} for row in found]
+
+
+def test_the_same_seed_gives_the_same_bytes(data: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fit(data, tmp_path / name, seed=seed)
+    weights = [
+        (tmp_path / name / "checkpoints/step-00000006/model.safetensors").read_bytes() for name in ("a", "b", "c")
+    ]
+    assert weights[0] == weights[1] != weights[2]
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+
+
+def test_the_end_is_evaluated_and_saved_once(data: Path, tmp_path: Path) -> None:
+    outcome = fit(data, tmp_path / "run", max_steps=5, keep=2)
+    assert (outcome.step, outcome.interrupted) == (5, False)
+    assert outcome.reason == "reached training.max_steps (5)"
+    assert [row["step"] for row in rows(tmp_path / "run") if row["kind"] == "evaluation"] == [2, 4, 5]
+    assert set(list_steps(tmp_path / "run")) == {4, 5} | {outcome.best_step}
+    assert best_step(tmp_path / "run") == outcome.best_step
+
+
+@pytest.mark.parametrize(
+    ("training", "reason", "step"),
+    [
+        ({"max_evaluations": 2}, "reached training.max_evaluations (2)", 4),
+        ({"max_minutes": 1e-9}, "reached training.max_minutes (1e-09)", 0),
+        ({"stop_after": 1, "max_steps": 50}, "dev BLEU has not risen for 1 evaluations", None),
+        (
+            {"schedule": Schedule(kind="plateau", warmup=1, peak=1e-6, floor=1e-5)},
+            "the learning rate fell under its floor (1e-05)",
+            1,
+        ),
+    ],
+)
+def test_reasons_to_stop(data: Path, tmp_path: Path, training: dict[str, Any], reason: str, step: int | None) -> None:
+    outcome = fit(data, tmp_path / "run", **training)
+    assert outcome.reason == reason
+    assert step is None or outcome.step == step
+
+
+def test_a_signal_at_the_last_step_does_not_leave_it_unevaluated(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_step = Trainer._take_step
+
+    def interrupted_at_five(self: Trainer) -> None:
+        take_step(self)
+        if self.place.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "_take_step", interrupted_at_five)
+    assert not fit(data, tmp_path / "last", max_steps=5).interrupted
+    assert rows(tmp_path / "last")[-1]["kind"] == "evaluation"
+    outcome = fit(data, tmp_path / "early", max_steps=7)
+    assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and outcome.step == 5
+
+
+def test_one_too_few_batches_are_told(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gives \d+ batches, fewer than the 99 of one step"):
+        fit(data, tmp_path / "run", accumulate=99)
+
+
+def test_a_best_mark_that_was_not_written_is_made_up_for(data: Path, tmp_path: Path) -> None:
+    """As by a kill between writing a checkpoint and marking it."""
+    run = tmp_path / "run"
+    best = fit(data, run).best_step
+    (run / "checkpoints/best.json").unlink()
+    fit(data, run, resume=True)
+    assert best_step(run) == best
+
+
+def test_starting_again_forgets_what_died_before_its_first_checkpoint(data: Path, tmp_path: Path) -> None:
+    fit(data, tmp_path / "straight")
+    run = tmp_path / "run"
+    fit(data, run)
+    for step in list_steps(run):
+        (run / f"checkpoints/step-{step:08d}").rename(tmp_path / f"away-{step}")
+    (run / "checkpoints/best.json").unlink()
+    fit(data, run)
+    assert rows(run) == rows(tmp_path / "straight")
+
+
+def test_other_settings_than_the_runs_are_refused(data: Path, tmp_path: Path) -> None:
+    fit(data, tmp_path / "run")
+    other = settings(schedule=Schedule(kind="inverse-sqrt", warmup=2, peak=2e-3))
+    with pytest.raises(InputError, match=r"training\.schedule\.peak is another there"):
+        train(data, tmp_path / "run", other, resume=True, device="cpu", quiet=True)
+
+
+def test_moments_are_named_by_their_parameters(data: Path, tmp_path: Path) -> None:
+    fit(data, tmp_path / "run", max_steps=2)
+    found = load_checkpoint(tmp_path / "run", 2)
+    name = "decoder.0.cross_attention.norm.scale"
+    assert found.training[f"moment.{name}.exp_avg"].shape == found.model[name].shape == ()
+    assert float(found.training[f"moment.{name}.step"]) == 2
+
+
+# ------------------------------------------------------------------ signals and teams
+
+
+def test_a_second_signal_at_once_is_the_same_wish_and_later_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Interruption() as caught:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert caught.name == "SIGINT"
+        monkeypatch.setattr(interruption, "AT_ONCE", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_beside_the_main_thread_signals_are_left_alone() -> None:
+    names: list[str | None] = []
+
+    def enter() -> None:
+        with Interruption() as caught:
+            names.append(caught.name)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert names == [None]
+
+
+def test_a_team_of_one_agrees_with_itself() -> None:
+    team = Team(0, 1, torch.device("cpu"))
+    sums = torch.ones(3)
+    team.pool(sums)
+    assert sums.tolist() == [1, 1, 1]
+    assert team.agree(True) and not team.agree(False)
+    with pytest.raises(InputError, match="no room"):
+        team.lead(lambda: (_ for _ in ()).throw(InputError("no room")))
+
+
+def test_devices_by_name() -> None:
+    assert join_team("cpu").device == choose_device("cpu") == torch.device("cpu")
+    for name in ("tpu", "cuda:one", "cpu:x"):
+        with pytest.raises(InputError, match="is no device"):
+            choose_device(name)
