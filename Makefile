@@ -1,4 +1,4 @@
-# make demo    set everything up and run the main job on the embedded default
+# make demo    set everything up, then train, score and show a small translator on the embedded corpus
 # make test    set everything up; lint, types, import contracts and tests
 # make lint    lint, types and import contracts alone
 # make bench   the attention benchmark on this machine
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/python examples/saturation.py
+	@$(BIN)/python -m qknorm demo
 
 test: lint
 	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal

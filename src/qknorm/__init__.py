@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qknorm.text.prepare import prepare
     from qknorm.text.prepared import PreparedData
     from qknorm.text.subwords import Tokenizer
-    from qknorm.training.checkpoint import average_checkpoints, save_weights
+    from qknorm.training.averaging import average
     from qknorm.training.fit import train
     from qknorm.training.run_folder import load
 
@@ -42,7 +42,7 @@ __all__ = [
     "__version__",
     "attend",
     "attend_with_weights",
-    "average_checkpoints",
+    "average",
     "compare",
     "initial_scale",
     "load",
@@ -50,7 +50,6 @@ __all__ = [
     "matched_scale",
     "prepare",
     "preset",
-    "save_weights",
     "score",
     "score_report",
     "train",
@@ -65,7 +64,7 @@ _HOMES = {
     "qknorm.text.prepare": ("prepare",),
     "qknorm.text.prepared": ("PreparedData",),
     "qknorm.text.subwords": ("Tokenizer",),
-    "qknorm.training.checkpoint": ("average_checkpoints", "save_weights"),
+    "qknorm.training.averaging": ("average",),
     "qknorm.training.fit": ("train",),
     "qknorm.training.run_folder": ("load",),
 }

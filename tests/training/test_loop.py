@@ -17,8 +17,9 @@ from qknorm.training import interruption
 from qknorm.training.checkpoint import best_step, list_steps, load_checkpoint
 from qknorm.training.fit import train
 from qknorm.training.interruption import Interruption
-from qknorm.training.loop import Outcome, Trainer
+from qknorm.training.loop import Outcome, Trainer, TrainingDiverged
 from qknorm.training.parallel import Team, choose_device, join_team
+from qknorm.training.step import TrainingStep
 
 MODEL = Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2, dropout=Dropout.everywhere(0.1))
 
@@ -102,6 +103,25 @@ def test_a_signal_at_the_last_step_does_not_leave_it_unevaluated(
     assert rows(tmp_path / "last")[-1]["kind"] == "evaluation"
     outcome = fit(data, tmp_path / "early", max_steps=7)
     assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and outcome.step == 5
+
+
+def test_an_infinite_gradient_changes_no_weight(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = TrainingStep._update
+
+    def spoil(self: TrainingStep) -> None:
+        if self.sums[3] == 1:
+            next(self.model.parameters()).grad.fill_(torch.inf)
+        update(self)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "_update", spoil)
+        with pytest.raises(TrainingDiverged, match=r"step 2: .* the last good weights are those of step 2 in"):
+            fit(data, run, log_every=50)
+    fit(data, tmp_path / "one", max_steps=1)
+    weights, before = load_checkpoint(run, 2).model, load_checkpoint(tmp_path / "one", 1).model
+    assert all(torch.equal(weights[name], before[name]) for name in before)
+    assert fit(data, run, resume=True).step == 6
 
 
 def test_one_too_few_batches_are_told(data: Path, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ class Report:
     fingerprint: str
 
 
-def prepare(settings: Prepare, out: Path, overwrite: bool = False, progress: Progress | None = None) -> Report:
+def prepare(settings: Prepare, out: str | Path, overwrite: bool = False, progress: Progress | None = None) -> Report:
     """Reads, cleans, splits and encodes a corpus into the folder `out`, which appears whole or not at all."""
     _check_languages(settings.source, settings.target)
-    out = out.resolve()
+    out = Path(out).resolve()
     _check_out(out, overwrite, (*settings.train, *settings.dev, *settings.test))
     try:
         with files.atomic_folder(out) as folder:

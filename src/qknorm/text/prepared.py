@@ -149,8 +149,9 @@ class PreparedData:
         self._lengths = {int(length): int(count) for length, count in manifest["train_lengths"]}
 
     @classmethod
-    def load(cls, folder: Path) -> "PreparedData":
+    def load(cls, folder: str | Path) -> "PreparedData":
         """Opens a folder after checking its version and that every file is there in its full size."""
+        folder = Path(folder)
         manifest = read_manifest(folder)
         try:
             for name, size in manifest["files"].items():

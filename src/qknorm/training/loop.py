@@ -41,6 +41,8 @@ class Place:
     best_score: float = -math.inf
     best_step: int = 0
     since_best: int = 0
+    loss: float | None = None
+    """Of the steps logged last."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Trainer:
                     self._evaluate()
                 self._save()
             self._writer.wait()
-        if self.recorder is not None:
+        if self.recorder is not None and read_metrics(self.run):
             draw_curves(self.run, self.run / "curves.png")
         place = self.place
         return Outcome(
@@ -154,7 +156,7 @@ class Trainer:
         self._latest = tensors[-1]
         self.stepper(tensors, tokens, self.rate.at(place.step), self.team.size)
         if self.team.device.type == "cpu" and self.stepper.sums[4] > 0:
-            self._give_up(keep=True)
+            self._give_up(float(self.stepper.sums[0]))
         if place.step % training.log_every == 0:
             self._log()
 
@@ -173,8 +175,9 @@ class Trainer:
     def _log(self) -> None:
         self.team.pool(self.stepper.sums)
         sums = self.stepper.read_sums()
+        self.place.loss = sums.smoothed / max(1, sums.tokens)
         if self.team.agree(sums.bad_steps > 0):
-            self._give_up(keep=True)
+            self._give_up(sums.smoothed)
         now = time.perf_counter()
         seconds, self._logged_at = now - self._logged_at, now
         if self.recorder is not None:
@@ -186,7 +189,7 @@ class Trainer:
         return {
             "step": place.step,
             "epoch": place.epoch,
-            "loss": sums.smoothed / max(1, sums.tokens),
+            "loss": place.loss,
             "perplexity": math.exp(min(plain, 700.0)),
             "tokens_per_second": sums.tokens / seconds,
             "learning_rate": self.rate.at(place.step),
@@ -216,7 +219,7 @@ class Trainer:
             result = self._measure()
         result = self.team.share(result)
         if result is None:
-            self._give_up(keep=False)
+            self._give_up(math.nan)
         loss, perplexity, bleu = result
         place.evaluations += 1
         better = bleu > place.best_score
@@ -232,6 +235,7 @@ class Trainer:
                 {
                     "step": place.step,
                     "epoch": place.epoch,
+                    "loss": place.loss,
                     "dev_loss": loss,
                     "dev_perplexity": perplexity,
                     "dev_bleu": bleu,
@@ -270,11 +274,11 @@ class Trainer:
         """Whether any process says yes, asked at few steps, since asking everybody costs a message."""
         return self.team.agree(flag) if self.team.size == 1 or self.place.step % 10 == 0 else False
 
-    def _give_up(self, *, keep: bool) -> NoReturn:
-        """Says what went wrong; with `keep` saves the weights, which no bad step has touched, if they are numbers."""
+    def _give_up(self, loss: float) -> NoReturn:
+        """Says what went wrong; saves the weights, which no bad step has touched, if their loss was still a number."""
         culprit = name_first_bad_part(self.model, *self._latest[:2])
         self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
-        if keep and all(bool(tensor.isfinite().all()) for tensor in self.spread.weights().values()):
+        if not self.team.agree(not math.isfinite(loss)):
             self._save()
         self._writer.wait()
         steps = checkpoint.list_steps(self.run)

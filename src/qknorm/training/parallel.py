@@ -130,12 +130,17 @@ class SpreadModel:
     def restore(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
     ) -> None:
-        """Puts back, in place, what `weights` and `moments` gave."""
-        for name, held in self.inner.state_dict().items():
-            _put(held, weights[name])
+        """Puts back, in place, what `weights` and `moments` gave; refuses those of a model of another make."""
+        held = self.inner.state_dict()
+        misfit = next((n for n in held if n not in weights or weights[n].numel() != held[n].numel()), None)
+        if misfit is not None or len(weights) != len(held):
+            what = misfit or "the number of tensors"
+            raise InputError(f"the checkpoint does not fit the model ({what}); undo what was changed in its settings")
+        for name, slot in held.items():
+            _put(slot, weights[name])
         for name, parameter in self.inner.named_parameters():
-            for kind, held in optimizer.state[parameter].items():
-                _put(held, moments[f"moment.{name}.{kind}"])
+            for kind, slot in optimizer.state[parameter].items():
+                _put(slot, moments[f"moment.{name}.{kind}"])
 
     def scales(self) -> dict[str, float]:
         """The scale g of every attention, by name, as the translator itself tells them when it is in one piece."""

@@ -1,0 +1,108 @@
+"""Heat maps: the right tokens at the right cells, in files that a viewer opens."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from qknorm.errors import InputError
+from qknorm.inspection.figures import draw_attention, label_tokens
+
+SOURCE = ["O", "coche", "verm", "·ello", "está", "aquí", "."]
+TARGET = ["The", "red", "car", "is", "here", "."]
+
+
+def random_weights(*shape: int) -> torch.Tensor:
+    return torch.softmax(3 * torch.randn(*shape), dim=-1)
+
+
+def blueness(picture: np.ndarray) -> np.ndarray:
+    """0 for white, 1 for the darkest blue of the colour map."""
+    return 1 - picture[..., 0]
+
+
+def test_png_shows_dark_cells_where_the_weight_is(tmp_path: Path) -> None:
+    """With all the weight on one diagonal, the other diagonal swaps the dark corners."""
+    eye = np.eye(6)
+    for name, weights in (("one", eye), ("other", eye[::-1])):
+        draw_attention(weights, SOURCE[:6], TARGET, tmp_path / f"{name}.png")
+    one, other = (blueness(imread(tmp_path / f"{name}.png")) for name in ("one", "other"))
+    assert one.shape == other.shape
+    darker = one - other
+    rows, columns = np.nonzero(darker > 0.5)
+    middle_row, middle_column = (rows.min() + rows.max()) / 2, (columns.min() + columns.max()) / 2
+    upper = rows < middle_row - 20
+    assert upper.any() and (columns[upper] < middle_column).all()
+    lower = rows > middle_row + 20
+    assert lower.any() and (columns[lower] > middle_column).all()
+
+
+def test_svg_holds_every_token_of_every_head(tmp_path: Path) -> None:
+    path = tmp_path / "heads.svg"
+    draw_attention(random_weights(4, len(TARGET), len(SOURCE)), SOURCE, TARGET, path, title="Galician → English")
+    text = path.read_text(encoding="utf-8")
+    comments = re.findall(r"<!-- (.*?) -->", text)  # beside the outlines of letters stands what they spell
+    for token in SOURCE:
+        assert comments.count(token) >= 4, token
+    for token in TARGET[:-1]:
+        assert comments.count(token) == 1, f"{token} stands once a row of heads, at its left"
+    assert [f"head {number}" in comments for number in range(1, 6)] == [True] * 4 + [False]
+    assert "Galician → English" in comments
+
+
+def test_the_same_picture_is_the_same_png_and_grows_with_the_heads(tmp_path: Path) -> None:
+    weights = random_weights(5, 3, 4)
+    for name, heads in (("two", weights[:2]), ("again", weights[:2]), ("five", weights)):
+        draw_attention(heads, SOURCE[:4], TARGET[:3], tmp_path / f"{name}.png")
+    assert (tmp_path / "two.png").read_bytes() == (tmp_path / "again.png").read_bytes()
+    two, five = (imread(tmp_path / f"{name}.png").shape for name in ("two", "five"))
+    assert five[0] > 1.5 * two[0], "five heads take two rows"
+    assert five[1] > 1.3 * two[1]
+
+
+def test_tokens_are_text_and_never_formulas(tmp_path: Path) -> None:
+    """Between two dollar signs matplotlib would read mathematics, and fail on these."""
+    odd = ["$^$", r"$\frac$", "_{", "<&>", "ñ", "Việt", "שלום"]
+    draw_attention(random_weights(6, 7), odd, TARGET, tmp_path / "odd.svg", title="$^$")
+    assert "Việt" in (tmp_path / "odd.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("error")
+def test_accents_have_letters_in_the_font(tmp_path: Path) -> None:
+    letters = ["ñ", "ç", "á", "ő", "ž", "ş", "ệ", "ư", "Ω", "ж", "→", "·"]
+    draw_attention(random_weights(6, len(letters)), letters, TARGET, tmp_path / "letters.png")
+    assert (tmp_path / "letters.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("shape", [(6,), (7, 6), (2, 6, 6), (1, 2, 6, 7), (0, 6, 7)])
+def test_weights_that_do_not_fit_the_tokens_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="6 target and 7 source tokens"):
+        draw_attention(np.zeros(shape), SOURCE, TARGET, tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_kinds_of_picture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"heads\.jpeg.*\.png or \.svg"):
+        draw_attention(random_weights(6, 7), SOURCE, TARGET, tmp_path / "heads.jpeg")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        draw_attention(random_weights(6, 7), SOURCE, TARGET, tmp_path / "file" / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "labels"),
+    [
+        (["▁O", "▁coche", "▁verm", "ello", ".", "</s>"], ["O", "coche", "verm", "·ello", ".", "</s>"]),
+        (["Os</w>", "coch", "es</w>", "-", "a</w>", "</s>"], ["Os", "coch", "·es", "-", "·a", "</s>"]),
+        (["O", "▁", "a"], ["O", "▁", "·a"]),
+        ([], []),
+    ],
+)
+def test_labels_mark_what_goes_on_inside_a_word(tokens: list[str], labels: list[str]) -> None:
+    assert label_tokens(tokens) == labels
