@@ -19,7 +19,7 @@ TEST_PAIRS = 24
 @pytest.fixture
 def small_corpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """A corpus of 300 pairs in place of the whole; returns its test pairs."""
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(demo.console, "_width", 400)  # it was made at import, when COLUMNS was read
     pairs = generate(300 + 12 + TEST_PAIRS, seed=5)
     splits = {"train": pairs[:300], "dev": pairs[300:312], "test": pairs[312:]}
     monkeypatch.setattr(demo, "demo_splits", lambda: splits)

@@ -70,7 +70,9 @@ def run(words: Sequence[str]) -> None:
     if outcome is None:
         raise InputError("the demo is for one process; run it without torchrun")
     if outcome.interrupted:
-        console.print(f"Go on: [bold]qknorm train {_word(out / DATA)} --run {_word(out / RUN)} --resume[/bold]", soft_wrap=True)
+        console.print(
+            f"Go on: [bold]qknorm train {_word(out / DATA)} --run {_word(out / RUN)} --resume[/bold]", soft_wrap=True
+        )
         raise SystemExit(130)
     translator = load(out / RUN, device=arguments.device)
     translations = _translate(translator, PreparedData.load(out / DATA))
