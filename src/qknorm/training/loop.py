@@ -276,7 +276,8 @@ class Trainer:
 
     def _give_up(self, loss: float) -> NoReturn:
         """Says what went wrong; saves the weights, which no bad step has touched, if their loss was still a number."""
-        culprit = name_first_bad_part(self.model, *self._latest[:2])
+        with self.stepper.autocast():
+            culprit = name_first_bad_part(self.model, *self._latest[:2])
         self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
         if not self.team.agree(not math.isfinite(loss)):
             self._save()
@@ -291,6 +292,7 @@ class Trainer:
     # ------------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
+        began = time.perf_counter()
         model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
         self.team.pool(self.stepper.sums)
         place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
@@ -304,6 +306,7 @@ class Trainer:
         # what came from a GPU is a copy, and can be written while training goes on
         self.team.lead(lambda: self._writer.submit(write, wait=self.team.device.type == "cpu"))
         self._saved_step = self.place.step
+        self._logged_at += time.perf_counter() - began
 
     def _write(
         self, step: int, best_step: int, model: dict[str, Tensor], tensors: dict[str, Tensor], state: dict[str, Any]
