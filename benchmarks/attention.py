@@ -36,6 +36,8 @@ def make_jobs(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, compiled: bool) ->
         "QKNorm sdpa": lambda: attend(q, k, v, scale=scale, p=2.0, backend="sdpa"),
         "QKNorm sdpa, p = 3": lambda: attend(q, k, v, scale=scale, p=3.0, backend="sdpa"),
     }
+    if q.is_cuda:
+        jobs["QKNorm auto (Triton)"] = lambda: attend(q, k, v, scale=scale, p=2.0)
     if compiled:
         fast = torch.compile(attend, fullgraph=True)
         jobs["QKNorm sdpa, compiled"] = lambda: fast(q, k, v, scale=scale, p=2.0, backend="sdpa")
@@ -64,8 +66,10 @@ def measure(jobs: dict[str, Job], inputs: list[Tensor], backward: bool, seconds:
     for name, job in jobs.items():  # warm-up, compilation and memory
         for _ in range(3):
             peaks[name] = run(job, inputs, backward, cuda)[1]
+        if not cuda:
+            peaks[name] = cpu_peak(job, inputs, backward)
     started = time.perf_counter()
-    while time.perf_counter() - started < seconds * len(jobs) or len(times[name]) < 5:
+    while time.perf_counter() - started < seconds * len(jobs) or min(map(len, times.values())) < 5:
         for name, job in jobs.items():
             times[name].append(run(job, inputs, backward, cuda)[0])
     measured = {}
@@ -77,7 +81,7 @@ def measure(jobs: dict[str, Job], inputs: list[Tensor], backward: bool, seconds:
 
 
 def run(job: Job, inputs: list[Tensor], backward: bool, cuda: bool) -> tuple[float, float]:
-    """Milliseconds and peak MiB (CUDA only) of one call."""
+    """Milliseconds of one call, and on a GPU its peak MiB."""
     for x in inputs:
         x.grad = None
     if cuda:
@@ -98,6 +102,17 @@ def run(job: Job, inputs: list[Tensor], backward: bool, cuda: bool) -> tuple[flo
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end), (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def cpu_peak(job: Job, inputs: list[Tensor], backward: bool) -> float:
+    """Most MiB that tensors made by a call hold at a time, as PyTorch's profiler sees them between operations."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run(job, inputs, backward, cuda=False)
+    held = most = 0
+    for event in sorted(profiler.events(), key=lambda event: event.time_range.end):
+        held += event.self_cpu_memory_usage
+        most = max(most, held)
+    return most / 2**20
 
 
 def rows_of(length: int, args: argparse.Namespace) -> list[str]:
@@ -121,7 +136,7 @@ def rows_of(length: int, args: argparse.Namespace) -> list[str]:
         base = next(iter(jobs))
         for name in jobs:
             f, b = forward[name], both[name]
-            memory = "" if b.peak_mib != b.peak_mib else f"{b.peak_mib:,.0f} ({b.peak_mib / both[base].peak_mib:.2f}×)"
+            memory = f"{b.peak_mib:,.0f} ({b.peak_mib / both[base].peak_mib:.2f}×)"
             rows.append(
                 f"| {length:,} × {batch} | {name} | {f.milliseconds:.2f} | "
                 f"{f.milliseconds / forward[base].milliseconds:.2f}× | {b.milliseconds:.2f} ± {b.spread / 2:.0%} | "

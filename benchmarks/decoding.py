@@ -94,8 +94,10 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=3_164)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--run", type=Path)
     parser.add_argument("--split", default="test")
+    parser.add_argument("--uncached", action="store_true", help="measure decoding without a cache too, which is slow")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
@@ -106,21 +108,23 @@ def main() -> None:
     if args.smoke:
         small = {"width": 32, "feed_forward": 64, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
         settings = settings.model_copy(update=small)
-        args.sentences, args.steps, args.vocabulary, args.rounds = 4, 5, 50, 1
+        args.sentences, args.steps, args.vocabulary, args.rounds, args.uncached = 4, 5, 50, 1, True
     torch.manual_seed(0)
     device = torch.device(args.device)
     model = Translator(args.vocabulary, settings, scale_init=start_of_scale(settings, 79)).to(device).eval()
     source = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=device)
     ways: dict[str, Callable[[Tensor, int], Stepper]] = {
         "cached keys": lambda source, beam: ModelStepper(model, source, beam),
-        "cached keys, recorded steps": RecordedDecoder(model, torch.float32),
+        "cached keys, recorded steps": RecordedDecoder(model, getattr(torch, args.dtype)),
         "no cache": lambda source, beam: Uncached(model, source, beam),
     }
     if device.type != "cuda":
         del ways["cached keys, recorded steps"]
+    if not args.uncached:
+        del ways["no cache"]
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     lines = [
-        f"{where}, float32, {settings.encoder_layers}+{settings.decoder_layers} layers of {settings.width}, "
+        f"{where}, {args.dtype}, {settings.encoder_layers}+{settings.decoder_layers} layers of {settings.width}, "
         f"{args.sentences} sentences of {args.length} tokens, beam {args.beam}, {args.steps} forced steps, "
         f"PyTorch {torch.__version__}, Python {platform.python_version()}",
         "",
@@ -128,7 +132,8 @@ def main() -> None:
         "|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    with quick_kernels(device):
+    half = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
+    with quick_kernels(device), half:
         for name, make in ways.items():
             seconds = measure(lambda make=make: forced(make, source, args.beam, args.steps), args.rounds)  # type: ignore[misc]
             lines.append(f"| {name} | {seconds:.2f} | {args.sentences / seconds:.2f} |")

@@ -41,10 +41,10 @@ def test_values_and_gradients_equal_the_reference(p: float, d: int, per_head: bo
 
 
 def test_gradient_of_p_for_each_head() -> None:
-    p = torch.tensor([1.2, 2.0, 3.7], device=DEVICE, requires_grad=True)
+    p = torch.tensor([1.2, 2.0, 3.7], device=DEVICE).view(3, 1, 1).requires_grad_()
     x, weight = draw(2, 3, 4, 16).requires_grad_(), draw(2, 3, 4, 16)
     found = torch.autograd.grad((normalize_scaled(x, p, 5.0) * weight).sum(), [x, p])
-    expected = torch.autograd.grad((lp_normalize(x, p.view(3, 1, 1)) * 5.0 * weight).sum(), [x, p])
+    expected = torch.autograd.grad((lp_normalize(x, p) * 5.0 * weight).sum(), [x, p])
     for mine, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=2e-5)
 
@@ -85,6 +85,19 @@ def test_attention_through_the_kernels_equals_the_reference(p: float, kv: int) -
         results.append([output, *torch.autograd.grad(output.pow(2).sum(), [*inputs, scale])])
     for reference, found in zip(*results, strict=True):
         torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_is_refused_not_wrong() -> None:
+    x = draw(1, 1, 2, 8).requires_grad_()
+    (gradient,) = torch.autograd.grad(normalize_scaled(x, 2.0, 1.0).pow(3).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+def test_bad_p_is_refused_here_too() -> None:
+    q = draw(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="at least 1"):
+        attend(q, q, q, scale=1.0, p=0.5)
 
 
 def test_the_module_uses_them_and_gives_the_same() -> None:

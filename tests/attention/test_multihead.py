@@ -88,6 +88,26 @@ def test_is_causal_needs_no_mask_and_equals_one() -> None:
         torch.testing.assert_close(hinted, with_mask)
 
 
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True, "add_bias_kv": True}])
+def test_is_causal_does_not_see_ahead_past_extra_keys(options: dict[str, bool]) -> None:
+    module = MultiheadAttention(16, 2, batch_first=True, **options)  # type: ignore[arg-type]
+    x = torch.randn(2, 5, 16)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    causal = module(x, x, x, is_causal=True)[0]
+    torch.testing.assert_close(causal, module(x, x, x, attn_mask=hidden)[0])
+    changed = x.clone()
+    changed[:, 3:] = 0.0
+    torch.testing.assert_close(module(changed, changed, changed, is_causal=True)[0][:, :3], causal[:, :3])
+
+
+def test_a_mask_that_does_not_fit_the_keys_is_refused() -> None:
+    module, cache = MultiheadAttention(16, 2, batch_first=True), KeyValueCache()
+    x = torch.randn(2, 5, 16)
+    module(x, x, x, need_weights=False, cache=cache)
+    with pytest.raises(ValueError, match="over 5 keys does not fit 10 keys"):
+        module(x, x, x, need_weights=False, cache=cache, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("kind", ["lp", "rms", "layer", "none"])
 @pytest.mark.parametrize("kv", [4, 2, 1])
 def test_it_is_projection_normalisation_attention_projection(kind: str, kv: int) -> None:
@@ -189,7 +209,7 @@ def test_cached_cross_attention_reads_its_keys_once() -> None:
     with torch.no_grad():
         full = module(x, memory, memory, key_padding_mask=padding, need_weights=False)[0]
         cache, normalised = KeyValueCache(fixed=True), []
-        module.norm.key = lambda k, key=module.norm.key: normalised.append(1) or key(k)  # type: ignore[method-assign, assignment, misc]
+        module.norm.key = lambda k, key=module.norm.key, **how: normalised.append(1) or key(k, **how)  # type: ignore[method-assign, assignment, misc]
         parts = [
             module(s, memory, memory, key_padding_mask=padding, need_weights=False, cache=cache)[0]
             for s in x.split(1, dim=1)
@@ -314,6 +334,7 @@ def test_bad_settings_are_named() -> None:
         ({"num_heads": 5}, "5 heads"),
         ({"num_heads": 4, "num_kv_heads": 3}, "share 3"),
         ({"num_heads": 4, "rotary": "after"}, "rotary"),
+        ({"num_heads": 4, "backend": "fused", "qk_norm": "rms"}, "nothing to fuse"),
     ]:
         with pytest.raises(ValueError, match=words):
             MultiheadAttention(32, **options)  # type: ignore[arg-type]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from qknorm.config import Decoding, Dropout, Model
 from qknorm.decoding.search import greedy_search
 from qknorm.decoding.translate import ModelStepper, TextTranslator, split_long, translate_ids
-from qknorm.models.translator import END, START, Translator
+from qknorm.models.translator import Translator
+from qknorm.specials import END, START
 from qknorm.text.batching import collate
 from qknorm.text.subwords import Tokenizer
 

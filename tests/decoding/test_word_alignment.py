@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from qknorm.config import Dropout, Model
 from qknorm.decoding.alignment import align_words, cross_attention_weights, word_numbers
-from qknorm.models.translator import END, START, Translator
+from qknorm.models.translator import Translator
+from qknorm.specials import END, START
 from qknorm.text.subwords import Tokenizer
 
 LINES = ["o libro vermello é grande", "a casa branca , a casa grande .", "the red book 's here", "the white house ."]

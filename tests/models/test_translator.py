@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from qknorm.attention import matched_scale
 from qknorm.config import Attention, Dropout, Model
 from qknorm.models.layers import sinusoids
-from qknorm.models.translator import END, PAD, START, UNKNOWN, DecoderCache, Translator, start_of_scale
+from qknorm.models.translator import DecoderCache, Translator, start_of_scale
+from qknorm.specials import END, PAD, START, UNKNOWN
 from qknorm.studies.recipes import preset
 
 QUIET = Dropout.everywhere(0.0, word=0.0)

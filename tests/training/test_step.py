@@ -156,10 +156,13 @@ def test_steps_learn():
     assert step.read_sums().plain < first / 4
 
 
-def test_precision_by_name_and_by_device():
-    assert choose_precision(Training(), CPU) == torch.float32
-    assert choose_precision(Training(precision="bfloat16"), CPU) == torch.bfloat16
-    assert choose_precision(Training(precision="float32"), CPU) == torch.float32
+def test_precision_by_name_and_by_device(monkeypatch):
+    assert choose_precision(Training(), CPU, width=64) == torch.float32
+    for has, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("qknorm.training.step._cpu_multiplies_bfloat16", lambda has=has: has)
+        assert choose_precision(Training(), CPU, width=512) == dtype
+    assert choose_precision(Training(precision="bfloat16"), CPU, width=64) == torch.bfloat16
+    assert choose_precision(Training(precision="float32"), CPU, width=512) == torch.float32
     model, batch = make_model(), make_batch(0)
     step = make_step(model, precision="bfloat16")
     step([batch], tokens(batch), 1e-3)

@@ -3,15 +3,14 @@
 Letters in names of tensors: b batch, h heads, t queries in time, s keys in time (source), d head dimension.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qknorm.attention.norm import fused_refusal, lp_normalize, scale_by
-
-Backend = Literal["auto", "reference", "sdpa", "fused"]
+from qknorm.attention.dropout import dropout as drop_out
+from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
 
 
 class Visibility(NamedTuple):
@@ -60,23 +59,21 @@ def attend(
     is above 0.
     """
     _check_shapes(q_bhtd, k_bhsd, v_bhsd)
-    if backend == "reference":
+    # with dropout PyTorch has no fused kernel on the CPU either, and draws its random numbers slowly
+    slow = backend == "auto" and dropout > 0 and q_bhtd.device.type == "cpu" and not torch.compiler.is_compiling()
+    if backend == "reference" or slow:
         return attend_with_weights(
             q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout
         ).output
     if backend not in ("auto", "sdpa", "fused"):
         raise ValueError(f"backend must be auto, reference, sdpa or fused, got {backend!r}")
-    refusal = "no p is given, so there is nothing to fuse" if p is None else fused_refusal(q_bhtd, p, scale)
-    if backend == "fused" and refusal:
-        raise ValueError(f"backend='fused' cannot be used here: {refusal}; backend='auto' takes another way")
-    if p is not None and backend != "sdpa" and not refusal:
-        from qknorm.attention.fused import normalize_scaled
-
-        q_bhtd = normalize_scaled(q_bhtd, p, scale)
-        k_bhsd = normalize_scaled(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0)
+    if p is not None:
+        check_p(p)
+        q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
+        k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, backend)
+    elif backend == "fused":
+        raise ValueError("backend='fused' cannot be used here: no p is given, so there is nothing to fuse")
     else:
-        if p is not None:
-            q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
         q_bhtd = scale_by(q_bhtd, scale)
     return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
 
@@ -108,7 +105,7 @@ def attend_with_weights(
             logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
         nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
         weights = logits.masked_fill(nothing_visible, 0.0).softmax(dim=-1).masked_fill(nothing_visible, 0.0)
-        weights = F.dropout(weights, dropout)
+        weights = drop_out(weights, dropout)
         output = weights @ v_bhsd
     return Attended(output.to(out_dtype), weights.to(out_dtype), logits)
 

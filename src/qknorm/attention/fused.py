@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 ROWS_AT_ONCE = 4_096
 """Entries, rows times padded head size, that one program holds."""
@@ -129,6 +130,7 @@ class _FusedNormalize(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, to_out: Tensor) -> tuple[Tensor | None, ...]:
         x, length, p, scale = ctx.saved_tensors
         b, h, t, d = x.shape
@@ -160,7 +162,7 @@ def normalize_scaled(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -
     return out
 
 
-def why_not(x_bhtd: Tensor, *numbers: float | Tensor | None) -> str | None:
+def why_not(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> str | None:
     """Why the kernels cannot take this input; None if they can."""
     if not x_bhtd.is_cuda and not triton.knobs.runtime.interpret:
         return f"the tensors are on {x_bhtd.device.type}, not on a GPU"
@@ -170,9 +172,11 @@ def why_not(x_bhtd: Tensor, *numbers: float | Tensor | None) -> str | None:
         return f"the head dimension {x_bhtd.shape[-1]} is over 256"
     if 0 in x_bhtd.shape:
         return "a tensor is empty"
-    for number in numbers:
-        if isinstance(number, Tensor) and number.numel() not in (1, x_bhtd.shape[1]):
-            return f"a tensor of {number.numel()} numbers is neither one nor one for each of {x_bhtd.shape[1]} heads"
+    heads = x_bhtd.shape[1]
+    if isinstance(p, Tensor) and p.numel() > 1 and tuple(p.shape[-3:]) != (heads, 1, 1):
+        return f"p of shape {tuple(p.shape)} is neither one number nor one for each of {heads} heads"
+    if isinstance(scale, Tensor) and scale.numel() not in (1, heads):
+        return f"a scale of {scale.numel()} numbers is neither one nor one for each of {heads} heads"
     return None
 
 

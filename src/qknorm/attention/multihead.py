@@ -1,14 +1,15 @@
 """Multi-head attention with query-key normalisation, to stand where torch.nn.MultiheadAttention stood."""
 
+import functools
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import Backend, Visibility, attend, attend_with_weights
+from qknorm.attention.attend import Visibility, attend, attend_with_weights, causal_mask
 from qknorm.attention.cache import KeyValueCache
-from qknorm.attention.norm import Kind, QKNorm
+from qknorm.attention.norm import Backend, Kind, QKNorm
 from qknorm.attention.rotary import rotary_angles, rotate
 
 RotaryOrder = Literal["none", "before_norm", "after_norm"]
@@ -57,7 +58,10 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"{num_heads} heads cannot share {num_kv_heads} key-value heads evenly")
         if rotary not in ("none", "before_norm", "after_norm"):
             raise ValueError(f"rotary must be none, before_norm or after_norm, got {rotary!r}")
+        if backend == "fused" and qk_norm != "lp":
+            raise ValueError(f"backend='fused' is for qk_norm='lp'; with {qk_norm!r} there is nothing to fuse")
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
+        self._extra_keys = int(add_bias_kv) + int(add_zero_attn)
         self.head_dim = embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
@@ -146,7 +150,11 @@ class MultiheadAttention(nn.Module):
         q, k, v = self._project(query, key, value, cache)
         if cache is not None and cache.visibility is not None:
             visibility, is_causal = cache.visibility, False
-        mask = visibility or self._merge_masks(key_padding_mask, None if is_causal else attn_mask, k.shape[2])
+        if is_causal:
+            attn_mask = None
+            if self._extra_keys:  # these come after the last key and are for everyone
+                attn_mask, is_causal = ~causal_mask(q.shape[2], k.shape[2] - self._extra_keys, q.device), False
+        mask = visibility or self._merge_masks(key_padding_mask, attn_mask, k.shape[2])
         dropout = self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
@@ -163,7 +171,7 @@ class MultiheadAttention(nn.Module):
                 mask=mask,
                 is_causal=is_causal,
                 dropout=dropout,
-                backend=self.backend,
+                backend="sdpa" if self.backend == "fused" else self.backend,
             )
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         if not batched:
@@ -209,7 +217,7 @@ class MultiheadAttention(nn.Module):
 
     def _place(self, x_bhtd: Tensor, past: int | Tensor, *, keys: bool) -> Tensor:
         """Normalises and, in the order asked for, rotates by position."""
-        norm = self.norm.key if keys else self.norm.scaled_query
+        norm = functools.partial(self.norm.key if keys else self.norm.scaled_query, backend=self.backend)
         if self.rotary == "none":
             return norm(x_bhtd)
         positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)
@@ -221,7 +229,7 @@ class MultiheadAttention(nn.Module):
         if attn_mask is not None and attn_mask.dim() == 3:  # (batch · heads, t, s), or heads alone when unbatched
             attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
         masks = [
-            _pad_keys(mask, keys)
+            self._with_extra_keys(mask, keys)
             for mask in (key_padding_mask[:, None, None, :] if key_padding_mask is not None else None, attn_mask)
             if mask is not None
         ]
@@ -235,6 +243,12 @@ class MultiheadAttention(nn.Module):
             for mask in masks
         ]
         return added[0] + added[1] if len(added) == 2 else added[0]
+
+    def _with_extra_keys(self, mask: Tensor, keys: int) -> Tensor:
+        """Lets everyone see the keys that add_bias_kv and add_zero_attn put at the end."""
+        if mask.shape[-1] + self._extra_keys != keys and mask.shape[-1] != 1:
+            raise ValueError(f"a mask over {mask.shape[-1]} keys does not fit {keys - self._extra_keys} keys")
+        return F.pad(mask, (0, self._extra_keys)) if self._extra_keys else mask
 
     def _forward_nested(self, query: Tensor, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Self-attention over a nested tensor, which torch's encoder makes of padded input in eval mode."""
@@ -260,9 +274,3 @@ class MultiheadAttention(nn.Module):
         if not any(name in state_dict for name in own_norm):
             state_dict.update(own_norm)
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _pad_keys(mask: Tensor, keys: int) -> Tensor:
-    """Lets everyone see the keys that add_bias_kv and add_zero_attn put at the end."""
-    missing = keys - mask.shape[-1]
-    return F.pad(mask, (0, missing)) if missing > 0 else mask

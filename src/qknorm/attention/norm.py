@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Kind = Literal["lp", "rms", "layer", "none"]
+Backend = Literal["auto", "reference", "sdpa", "fused"]
 
 DEFAULT_LENGTH = 128
 """The sequence length a scale starts from where none is given: a paragraph of subwords."""
@@ -25,7 +26,7 @@ def lp_normalize(x: Tensor, p: float | Tensor = 2.0, dim: int = -1, eps: float |
     """
     if not x.is_floating_point():
         raise TypeError(f"only floating-point tensors can be normalised, got {x.dtype}")
-    _check_p(p)
+    check_p(p)
     return _normalize(x, p, dim, eps)
 
 
@@ -38,7 +39,7 @@ def initial_scale(length: float) -> float:
 
 def matched_scale(scale: float, p: float, head_dim: int) -> float:
     """The scale that gives Lp-normalised Gaussian q, k logits of the same spread as `scale` gives for p = 2."""
-    _check_p(p)
+    check_p(p)
     if head_dim < 1:
         raise ValueError(f"head_dim must be at least 1, got {head_dim}")
     return scale / _spread_over_l2(float(p), head_dim)
@@ -67,6 +68,8 @@ def _spread_over_l2(p: float, head_dim: int) -> float:
 
 def scale_by(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
     """x times the scale, one number or one a head, rounded once to x's own dtype."""
+    if isinstance(scale, float) and scale == 1.0:
+        return x_bht_
     if isinstance(scale, Tensor) and scale.dim() == 1 and scale.shape[0] > 1:
         if scale.shape[0] != x_bht_.shape[1]:
             raise ValueError(f"scale has {scale.shape[0]} numbers for {x_bht_.shape[1]} heads; give one, or one a head")
@@ -74,6 +77,18 @@ def scale_by(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
     if isinstance(scale, Tensor) and x_bht_.dtype in (torch.float16, torch.bfloat16):
         return (x_bht_.float() * scale.float()).to(x_bht_.dtype)
     return x_bht_ * scale
+
+
+def normalize_and_scale(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor, backend: Backend) -> Tensor:
+    """scale · x/‖x‖ₚ for a p known to be valid: by the kernels of `fused`, where the back end and the input allow."""
+    refusal = "another way is asked for" if backend in ("reference", "sdpa") else fused_refusal(x_bhtd, p, scale)
+    if refusal is None:
+        from qknorm.attention.fused import normalize_scaled
+
+        return normalize_scaled(x_bhtd, p, scale)
+    if backend == "fused":
+        raise ValueError(f"backend='fused' cannot be used here: {refusal}; backend='auto' takes another way")
+    return scale_by(_normalize(x_bhtd, p), scale)
 
 
 def fused_refusal(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> str | None:
@@ -89,7 +104,8 @@ def fused_refusal(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> s
     return why_not(x_bhtd, p, scale)
 
 
-def _check_p(p: float | Tensor) -> None:
+def check_p(p: float | Tensor) -> None:
+    """Refuses a p below 1, or that is no number, with a ValueError."""
     if isinstance(p, Tensor):
         if not torch.compiler.is_compiling() and not bool((p >= 1).all()):
             raise ValueError("every p must be at least 1; below that the triangle inequality fails")
@@ -218,7 +234,7 @@ class QKNorm(nn.Module):
             raise ValueError("the scale starts from scale_init or from length, not from both")
         if p_learned and not (kind == "lp" and 1 < p < math.inf):
             raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
-        _check_p(p)
+        check_p(p)
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads or num_heads
         self.kind, self.p_init, self.values_normalized = kind, float(p), normalize_values
         self.scale_learned = kind == "lp" if scale_learned is None else scale_learned
@@ -261,24 +277,16 @@ class QKNorm(nn.Module):
             return _normalize(q_bhtd, self._p_for(self.num_heads))
         return q_bhtd if self.kind == "none" else _apply_in_own_dtype(self.q_norm, q_bhtd)
 
-    def scaled_query(self, q_bhtd: Tensor) -> Tensor:
+    def scaled_query(self, q_bhtd: Tensor, backend: Backend = "auto") -> Tensor:
         """Normalised queries times the scale, for attention with a scale of 1: one pass where kernels allow it."""
-        p = self._p_for(self.num_heads)
-        if self.kind == "lp" and fused_refusal(q_bhtd, p, self.scale) is None:
-            from qknorm.attention.fused import normalize_scaled
-
-            return normalize_scaled(q_bhtd, p, self.scale)
+        if self.kind == "lp":
+            return normalize_and_scale(q_bhtd, self._p_for(self.num_heads), self.scale, backend)
         return scale_by(self.query(q_bhtd), self.scale)
 
-    def key(self, k_bhsd: Tensor) -> Tensor:
+    def key(self, k_bhsd: Tensor, backend: Backend = "auto") -> Tensor:
         """Normalised keys."""
         if self.kind == "lp":
-            p = self._p_for(self.num_kv_heads)
-            if fused_refusal(k_bhsd, p, 1.0) is None:
-                from qknorm.attention.fused import normalize_scaled
-
-                return normalize_scaled(k_bhsd, p, 1.0)
-            return _normalize(k_bhsd, p)
+            return normalize_and_scale(k_bhsd, self._p_for(self.num_kv_heads), 1.0, backend)
         return k_bhsd if self.kind == "none" else _apply_in_own_dtype(self.k_norm, k_bhsd)
 
     def value(self, v_bhsd: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from qknorm.attention import MultiheadAttention
-from qknorm.models.translator import END, START, Translator
+from qknorm.models.translator import Translator
+from qknorm.specials import END, START
 from qknorm.text.subwords import END_OF_WORD, SPACE, SPECIALS, Tokenizer
 
 

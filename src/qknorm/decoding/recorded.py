@@ -108,6 +108,7 @@ class RecordedDecoder:
         self._recordings: dict[Shape, Recording] = {}
         self._words: dict[str, Tensor] = {}
         self._pool: Any = None
+        self._bytes = 0
 
     def __call__(self, source: Tensor, beam: int) -> "RecordedStepper":
         """A stepper for these sentences."""
@@ -116,12 +117,26 @@ class RecordedDecoder:
     def recording(self, shape: Shape) -> Recording:
         """The recording of a shape, made now if there is none."""
         if shape not in self._recordings:
+            self._make_room(shape)
             recording = Recording(self.model, shape, self.precision, self._words)
             if recording.tokens.is_cuda:
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
                 recording.record(self._pool)
             self._recordings[shape] = recording
         return self._recordings[shape]
+
+    def _make_room(self, shape: Shape) -> None:
+        """Forgets all recordings when, with the one to come, they would hold more than a quarter of the GPU."""
+        device = next(self.model.parameters()).device
+        if device.type != "cuda":
+            return
+        settings = self.model.settings
+        keys = shape.sentences * (shape.beam * shape.room + shape.source_length)
+        coming = 2 * len(self.model.decoder) * keys * settings.width * self.precision.itemsize
+        if self._bytes + coming > torch.cuda.get_device_properties(device).total_memory // 4:
+            self._recordings.clear()
+            self._pool, self._bytes = None, 0
+        self._bytes += coming
 
     def keep_words(self, words: dict[str, Tensor]) -> None:
         """Puts the word vectors in force where the recordings read them."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qknorm.errors import InputError
+from qknorm.specials import END, START
 
 Length = TypeVar("Length", float, Tensor)
 
@@ -50,8 +51,8 @@ def greedy_search(
     max_lengths: Tensor,
     *,
     alpha: float = 0.6,
-    start: int = 2,
-    end: int = 3,
+    start: int = START,
+    end: int = END,
     min_length: int = 1,
     no_repeat_ngram: int = 0,
 ) -> list[Hypothesis]:
@@ -69,8 +70,8 @@ def beam_search(
     beam: int = 4,
     alpha: float = 0.6,
     nbest: int = 1,
-    start: int = 2,
-    end: int = 3,
+    start: int = START,
+    end: int = END,
     min_length: int = 1,
     no_repeat_ngram: int = 0,
 ) -> list[list[Hypothesis]]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qknorm.attention import MultiheadAttention, lp_normalize
+from qknorm.attention.dropout import Dropout
 from qknorm.config import Model
 
 
@@ -58,7 +59,7 @@ class FeedForward(nn.Module):
         widened = settings.feed_forward * (2 if self.activation == "swiglu" else 1)
         self.widen = nn.Linear(settings.width, widened)
         self.narrow = nn.Linear(settings.feed_forward, settings.width)
-        self.dropout = nn.Dropout(settings.dropout.feed_forward)
+        self.dropout = Dropout(settings.dropout.feed_forward)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.widen(x)
@@ -78,7 +79,7 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = make_norm(settings)
         self.before = settings.norm_position == "pre"
-        self.dropout = nn.Dropout(settings.dropout.residual)
+        self.dropout = Dropout(settings.dropout.residual)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         added: Tensor = self.dropout(sublayer(self.norm(x) if self.before else x))

@@ -1,7 +1,8 @@
 """The encoder-decoder: source token ids in, scores of target token ids out."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, initial_scale, matched_scale
+from qknorm.attention.dropout import Dropout
 from qknorm.config import Model
 from qknorm.models.layers import (
     FeedForward,
@@ -21,8 +23,7 @@ from qknorm.models.layers import (
     make_norm,
     sinusoids,
 )
-
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
+from qknorm.specials import PAD, UNKNOWN
 
 
 class Memory(NamedTuple):
@@ -127,7 +128,7 @@ class Translator(nn.Module):
         self.output_words = WordVectors(vocabulary, settings) if settings.tie == "none" else None
         self.output_bias = nn.Parameter(torch.zeros(vocabulary))
         self.languages = nn.Parameter(torch.empty(2, settings.width)) if settings.language_vectors else None
-        self.dropout = nn.Dropout(settings.dropout.embedding)
+        self.dropout = Dropout(settings.dropout.embedding)
         self.encoder = nn.ModuleList(EncoderLayer(settings, scale_init) for _ in range(settings.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(settings, scale_init) for _ in range(settings.decoder_layers))
         pre = settings.norm_position == "pre"
@@ -137,6 +138,7 @@ class Translator(nn.Module):
             "allowed", torch.ones(vocabulary, dtype=torch.bool) if allowed is None else allowed.clone()
         )
         self.register_buffer("positions", self._position_table(256), persistent=False)
+        self._outgrown: list[Tensor] = []
         self._compiled: dict[type[nn.Module], Callable[..., Tensor]] = {}
         init_weights(self, settings)
         if self.languages is not None:
@@ -205,6 +207,15 @@ class Translator(nn.Module):
             DecoderLayer: torch.compile(DecoderLayer.forward, dynamic=True),
         }
 
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Within it, layers run as they are written, so that hooks see into them."""
+        compiled, self._compiled = self._compiled, {}
+        try:
+            yield
+        finally:
+            self._compiled = compiled
+
     def _run(self, layer: nn.Module, *inputs: object) -> Tensor:
         compiled = self._compiled.get(type(layer)) if self.training else None
         out: Tensor = layer(*inputs) if compiled is None else compiled(layer, *inputs)
@@ -228,6 +239,7 @@ class Translator(nn.Module):
     def ensure_positions(self, length: int) -> None:
         """Makes the table of positions reach so far."""
         if length > len(self.positions):
+            self._outgrown.append(self.positions)  # recorded steps go on reading it where it is
             self.positions = self._position_table(2 * length).to(self.positions)
 
     def _positions_from(self, past: int | Tensor, length: int) -> Tensor:

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qknorm.specials import END, PAD, START
 from qknorm.text.prepared import Sentences, Split, TokenIds
 from qknorm.text.subwords import Tokenizer
-
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
 
 Ids = NDArray[np.int64]
 Side = Sentences | list[list[int]]

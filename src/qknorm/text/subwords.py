@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from qknorm import files
 from qknorm.errors import InputError
+from qknorm.specials import END, PAD, START, UNKNOWN
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 SPACE = "▁"
@@ -43,7 +44,7 @@ def choose_merges(pairs: int) -> int:
 class Tokenizer:
     """Text to token ids and back. Ids 0 to 3 are padding, unknown, start and end; text never yields the others."""
 
-    pad_id, unknown_id, start_id, end_id = range(4)
+    pad_id, unknown_id, start_id, end_id = PAD, UNKNOWN, START, END
 
     def __init__(self, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], pretokenized: bool) -> None:
         self.pretokenized = pretokenized

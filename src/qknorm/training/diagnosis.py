@@ -1,5 +1,6 @@
 """When a loss is no number any more: which part of the model went first."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def name_first_bad_part(model: nn.Module, source: Tensor, target: Tensor) -> str
         if name and not list(module.children()):
             hooks.append(module.register_forward_hook(watch(name)))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), getattr(model, "uncompiled", nullcontext)():
             logits = model(source, target)
     finally:
         for hook in hooks:

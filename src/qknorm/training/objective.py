@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PAD = 0
+from qknorm.specials import PAD
 
 
 class Losses(NamedTuple):

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.config import Training
-from qknorm.models.translator import END
+from qknorm.specials import END
 from qknorm.training.objective import label_smoothed_loss
+
+WIDTH_FOR_BFLOAT16 = 256
 
 BatchTensors = tuple[Tensor, Tensor, Tensor]  # source, target with its start, target with its end
 
@@ -34,7 +36,7 @@ class TrainingStep:
 
     def __init__(self, model: nn.Module, inner: nn.Module, settings: Training, device: torch.device) -> None:
         self.model, self._inner, self._settings, self.device = model, inner, settings, device
-        self.precision = choose_precision(settings, device)
+        self.precision = choose_precision(settings, device, inner.settings.width)  # type: ignore[union-attr, arg-type]
         cuda = device.type == "cuda"
         self.learning_rate = torch.zeros((), device=device) if cuda else 0.0
         self.optimizer = torch.optim.AdamW(
@@ -193,12 +195,21 @@ def choose_compile(settings: Training, device: torch.device) -> bool:
     return device.type == "cuda" and tools
 
 
-def choose_precision(settings: Training, device: torch.device) -> torch.dtype:
-    """What forward passes compute in."""
-    if settings.precision == "auto":
-        good = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return torch.bfloat16 if good else torch.float32
-    return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+def choose_precision(settings: Training, device: torch.device, width: int) -> torch.dtype:
+    """What forward passes compute in; on the CPU, where casting costs, bfloat16 pays for wide models alone."""
+    if settings.precision != "auto":
+        return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    if device.type == "cuda":
+        good = torch.cuda.is_bf16_supported()
+    else:
+        good = device.type == "cpu" and width >= WIDTH_FOR_BFLOAT16 and _cpu_multiplies_bfloat16()
+    return torch.bfloat16 if good else torch.float32
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it; without them it is slower than float32."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
