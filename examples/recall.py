@@ -1,7 +1,4 @@
-"""Trains one layer of qknorm.MultiheadAttention to recall: given key-value pairs and a key, say the key's value.
-
-python examples/recall.py
-"""
+"""One layer of qknorm.MultiheadAttention learns to say a key's value, given key-value pairs and the key."""
 
 import torch
 from torch import nn
@@ -19,9 +16,7 @@ class Recall(nn.Module):
         self.answer = nn.Linear(WIDTH, SYMBOLS)
 
     def forward(self, keys, values, question):
-        found, _ = self.attention(
-            self.keys(question).unsqueeze(1), self.keys(keys), self.values(values), need_weights=False
-        )
+        found, _ = self.attention(self.keys(question), self.keys(keys), self.values(values), need_weights=False)
         return self.answer(found.squeeze(1))
 
 
@@ -32,7 +27,7 @@ for step in range(1, 201):
     keys = torch.rand(128, SYMBOLS).argsort(dim=1)[:, :PAIRS]
     values, asked = torch.randint(SYMBOLS, (128, PAIRS)), torch.randint(PAIRS, (128, 1))
     answers = values.gather(1, asked).squeeze(1)
-    predicted = model(keys, values, keys.gather(1, asked).squeeze(1))
+    predicted = model(keys, values, keys.gather(1, asked))
     loss = nn.functional.cross_entropy(predicted, answers)
     optimizer.zero_grad()
     loss.backward()

@@ -245,7 +245,7 @@ class Training(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Schedule = Schedule()
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on GPUs that have it, float32 elsewhere."""
+    """auto: bfloat16 on GPUs and processors that multiply it (there from width 256 on), float32 elsewhere."""
     compile: bool | None = None
     """Use torch.compile; by default where it pays."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

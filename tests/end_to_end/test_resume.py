@@ -58,8 +58,7 @@ def test_signal_saves_and_leaves(sent: signal.Signals, tiny: Tiny, tmp_path: Pat
     assert not err
     assert LAST not in steps_of(run)
     call("train", tiny.data, "--run", run, "--resume", "--device", "cpu")
-    assert checkpoint_bytes(run, LAST) == checkpoint_bytes(tiny.run, LAST)
-    assert metrics(run) == metrics(tiny.run)
+    assert_same_end(run, tiny.run)
 
 
 def wait_for(metrics_file: Path, process: "subprocess.Popen[str]") -> None:
@@ -88,13 +87,19 @@ def test_damaged_newest_checkpoint(damage: str, tiny: Tiny, tmp_path: Path, caps
     assert_same_end(run, tiny.run)
 
 
-def test_all_checkpoints_damaged_starts_over(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_checkpoints_damaged_are_left_alone(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny.run, run)
     for state in run.glob("checkpoints/*/state.json"):
         state.write_text("{}")
-    out = succeed(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
-    assert "no sound checkpoint is older" in out
+    told = refuse(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
+    for step in steps_of(tiny.run):
+        assert f"checkpoints/step-{step:08d} is damaged (state.json" in told
+    assert "move them away" in told
+    assert steps_of(run) == steps_of(tiny.run)
+    assert metrics(run) == metrics(tiny.run)
+    (run / "checkpoints").rename(tmp_path / "away")
+    succeed(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
     assert_same_end(run, tiny.run)
 
 

@@ -196,6 +196,14 @@ def test_pruning_keeps_the_best_and_the_last(
     assert list_steps(run) == sorted(kept)
 
 
+def test_one_between_evaluations_is_kept_only_while_it_is_the_newest(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20, 25)
+    assert prune(tmp_path, 2, every=10) == [10]
+    save(tmp_path, 30)
+    assert prune(tmp_path, 2, every=10) == [25]
+    assert list_steps(tmp_path) == [20, 30]
+
+
 def test_going_on_from_an_earlier_step_discards_the_later_ones(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30)
     mark_best(tmp_path, 10)
@@ -243,9 +251,9 @@ def test_cut_emptied_and_missing_files_are_noticed(tmp_path: Path, name: str) ->
     with pytest.raises(InputError, match=f"{name} is missing"):
         load_checkpoint(tmp_path, 1)
     path.mkdir()
-    found, sentences = load_newest_sound(tmp_path)
-    assert found is None
-    assert "no sound checkpoint is older" in sentences[0]
+    with pytest.raises(InputError, match=r"no checkpoint of .* can be read: checkpoints/step-00000001 is damaged"):
+        load_newest_sound(tmp_path)
+    assert list_steps(tmp_path) == [1]
 
 
 def test_the_model_alone_loads_beside_damaged_optimiser_state(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import torch
 
 from qknorm.config import Decoding, Dropout, Model, Prepare, Schedule, Train, Training
 from qknorm.errors import InputError
+from qknorm.text.batching import TrainingBatches
 from qknorm.text.prepare import prepare
-from qknorm.training import interruption
-from qknorm.training.checkpoint import best_step, list_steps, load_checkpoint
+from qknorm.text.prepared import PreparedData
+from qknorm.training import interruption, loop
+from qknorm.training.checkpoint import best_step, list_steps, load_checkpoint, save_checkpoint
 from qknorm.training.fit import train
 from qknorm.training.interruption import Interruption
 from qknorm.training.loop import Outcome, Trainer, TrainingDiverged
 from qknorm.training.parallel import Team, choose_device, join_team
+from qknorm.training.record import Recorder
 from qknorm.training.step import TrainingStep
 
 MODEL = Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2, dropout=Dropout.everywhere(0.1))
@@ -88,17 +91,58 @@ def test_reasons_to_stop(data: Path, tmp_path: Path, training: dict[str, Any], r
     assert step is None or outcome.step == step
 
 
+def interrupt_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    take_step = Trainer._take_step
+
+    def interrupted(self: Trainer) -> None:
+        take_step(self)
+        if self.place.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(Trainer, "_take_step", interrupted)
+
+
+def model_bytes(run: Path, step: int) -> bytes:
+    return (run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()
+
+
+def test_resuming_at_the_end_of_an_epoch_cut_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With BPE-dropout the epochs differ in their number of batches."""
+    given, prepared = {"batch_tokens": 256, "bpe_dropout": 0.5, "seed": 0}, PreparedData.load(data)
+    batches = TrainingBatches(
+        prepared.split("train"), prepared.tokenizer, ("aa", "bb"), given["batch_tokens"], given["seed"], 0.5
+    )
+    sizes = [len(batches.order)]
+    while sizes[-1] == sizes[0] or len(sizes) == 1:
+        batches.start_epoch(len(sizes))
+        sizes.append(len(batches.order))
+    stop = sum(sizes[:-1]) + min(sizes[0], sizes[-1])
+    given |= {"max_steps": stop + 2, "evaluate_every": stop + 2}
+    fit(data, tmp_path / "straight", **given)
+    with monkeypatch.context() as patch:
+        interrupt_at(stop, patch)
+        assert fit(data, tmp_path / "run", **given).interrupted
+    fit(data, tmp_path / "run", resume=True)
+    assert model_bytes(tmp_path / "run", stop + 2) == model_bytes(tmp_path / "straight", stop + 2)
+    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
+
+
+def test_an_interrupted_run_ends_with_the_checkpoints_of_one_never_stopped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(data, tmp_path / "straight", keep=2)
+    with monkeypatch.context() as patch:
+        interrupt_at(5, patch)
+        assert fit(data, tmp_path / "run", keep=2).step == 5
+    assert 5 in list_steps(tmp_path / "run")
+    fit(data, tmp_path / "run", resume=True)
+    assert list_steps(tmp_path / "run") == list_steps(tmp_path / "straight")
+
+
 def test_a_signal_at_the_last_step_does_not_leave_it_unevaluated(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_step = Trainer._take_step
-
-    def interrupted_at_five(self: Trainer) -> None:
-        take_step(self)
-        if self.place.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Trainer, "_take_step", interrupted_at_five)
+    interrupt_at(5, monkeypatch)
     assert not fit(data, tmp_path / "last", max_steps=5).interrupted
     assert rows(tmp_path / "last")[-1]["kind"] == "evaluation"
     outcome = fit(data, tmp_path / "early", max_steps=7)
@@ -122,6 +166,59 @@ def test_an_infinite_gradient_changes_no_weight(data: Path, tmp_path: Path, monk
     weights, before = load_checkpoint(run, 2).model, load_checkpoint(tmp_path / "one", 1).model
     assert all(torch.equal(weights[name], before[name]) for name in before)
     assert fit(data, run, resume=True).step == 6
+
+
+def test_a_bad_step_that_no_log_has_seen_is_not_saved(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where steps are not waited for."""
+    fit(data, tmp_path / "straight", log_every=50)
+    take_step, run = Trainer._take_step, tmp_path / "run"
+
+    def unnoticed(self: Trainer) -> None:
+        take_step(self)
+        if self.place.step == 4:
+            self.stepper.sums[0], self.stepper.sums[4] = torch.nan, 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_take_step", unnoticed)
+        with pytest.raises(TrainingDiverged, match=r"step 4: .* the last good weights are those of step 2 in"):
+            fit(data, run, log_every=50)
+    assert list_steps(run) == [2]
+    fit(data, run, resume=True)
+    assert model_bytes(run, 6) == model_bytes(tmp_path / "straight", 6)
+
+
+def test_spoilt_sums_of_a_checkpoint_stop_no_resume(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fit(data, run, max_steps=3)
+    found = load_checkpoint(run, 2)
+    (run / "checkpoints/step-00000003").rename(tmp_path / "away")
+    spoilt = found.training | {"sums": torch.tensor([torch.nan, torch.nan, 9.0, 1.0, 1.0])}
+    save_checkpoint(run, 2, found.model, spoilt, found.state)
+    assert fit(data, run, resume=True).step == 3
+
+
+def test_a_new_run_needs_settings(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r'needs settings, such as qknorm\.preset\("low-resource"\)'):
+        train(data, tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_signs_of_life_change_nothing_that_is_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(data, tmp_path / "silent", log_every=3)
+    shown: list[int] = []
+    translated: list[tuple[str, int, int | None]] = []
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_SIGNS", 0.0)
+    monkeypatch.setattr(Recorder, "show_step", lambda _, step, *more: shown.append(step))
+    monkeypatch.setattr(Recorder, "show_progress", lambda _, *told: translated.append(told))
+    fit(data, tmp_path / "lively", log_every=3)
+    assert shown == [1, 2, 4, 5]
+    assert len(translated) == 3 and translated[0][0] == "translate" and translated[0][1] == translated[0][2]
+    assert rows(tmp_path / "lively") == rows(tmp_path / "silent")
+    assert model_bytes(tmp_path / "lively", 6) == model_bytes(tmp_path / "silent", 6)
 
 
 def test_one_too_few_batches_are_told(data: Path, tmp_path: Path) -> None:

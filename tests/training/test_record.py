@@ -60,8 +60,8 @@ def strict(text: str) -> Any:
 
 
 def test_rows_are_written_with_the_clock_apart(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "new" / "run", log_every=2, quiet=True) as recorder:
-        for step in range(1, 5):
+    with Recorder(tmp_path / "new" / "run", quiet=True) as recorder:
+        for step in (2, 4):
             log_step(recorder, step, gradient_norm=0.5)
         recorder.log_evaluation(evaluation(4, time={"decoding": 1.5}))
     rows = read_metrics(tmp_path / "new" / "run")
@@ -110,10 +110,11 @@ def test_a_resumed_run_ends_with_the_metrics_of_one_never_stopped(
     whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
 
     def train(run: Path, first: int, last: int) -> None:
-        with Recorder(run, log_every=3, quiet=True) as recorder:
+        with Recorder(run, quiet=True) as recorder:
             recorder.truncate_to(first - 1)
             for step in range(first, last + 1):
-                log_step(recorder, step, loss=1 / (step + 1))
+                if step % 3 == 0:
+                    log_step(recorder, step, loss=1 / (step + 1))
                 if step % 4 == 0:
                     recorder.log_evaluation(evaluation(step))
 
@@ -192,6 +193,26 @@ def test_without_a_terminal_a_plain_line_comes_now_and_then(tmp_path: Path, monk
     expected = "step 1  epoch 0  loss 3.412  ppl 30.3  51.2k tok/s  lr 4.9e-4  1:23:45 left"
     assert output.getvalue().splitlines()[0] == expected
     assert "\x1b" not in output.getvalue()
+
+
+def test_a_step_between_logs_is_shown_and_not_written(tmp_path: Path) -> None:
+    console, output = plain_console()
+    with Recorder(tmp_path, console=console) as recorder:
+        recorder.show_step(1_200, 3, 4.94e-4, loss=3.412)
+    assert output.getvalue() == "step 1,200  epoch 3  loss 3.412  lr 4.9e-4\n"
+    assert read_metrics(tmp_path) == []
+
+
+def test_the_last_line_is_of_a_step_not_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(record, "SECONDS_BETWEEN_REFRESHES", 0.0)
+    output = io.StringIO()
+    with Recorder(tmp_path, console=Console(file=output, width=80, force_terminal=True, color_system=None)) as recorder:
+        recorder.show_step(7, 0, 1e-3)
+        recorder.show_progress("translate", 50, 50)
+    shown = [line for line in re.split(r"[\r\n]|\x1b\[[?\d;]*[A-Za-z]", output.getvalue()) if line]
+    assert shown[0] == shown[-1] == "step 7  epoch 0  lr 1.0e-3"
+    assert shown[1] == "translate 50 / 50"
 
 
 def test_evaluations_are_rows_under_one_header_with_the_best_marked(tmp_path: Path) -> None:

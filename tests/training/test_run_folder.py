@@ -36,6 +36,11 @@ def run(data: PreparedData, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_an_unknown_precision_is_refused(run: Path) -> None:
+    with pytest.raises(InputError, match="precision float16 is not known; use float32 or bfloat16"):
+        load(run, precision="float16")
+
+
 def test_what_is_written_is_read(run: Path, data: PreparedData) -> None:
     settings, about = read_run(run)
     assert settings == SETTINGS

@@ -35,4 +35,5 @@ def run(words: Sequence[str]) -> None:
     """Parses, chooses, averages."""
     arguments: Arguments = parse(Arguments, words, "average")
     out, steps = average(arguments.run, last=arguments.last, best=arguments.best, out=arguments.out)
-    console.print(f"{out}: the mean of steps {', '.join(f'{step:,}' for step in steps)}", soft_wrap=True)
+    told = f"{out}: the mean of steps {', '.join(f'{step:,}' for step in steps)}"
+    console.print(told, markup=False, soft_wrap=True)

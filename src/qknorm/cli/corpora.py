@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> None:
     if isinstance(chosen, Download):
         with progress_bar() as progress:
             folder = corpora.download(chosen.name, progress=progress)
-        console.print(f"{chosen.name} is in {folder}", soft_wrap=True)
+        console.print(f"{chosen.name} is in {folder}", markup=False, soft_wrap=True)
         return
     table = Table("name", "languages", "here", "train / dev / test", "licence")
     for each in corpora.state():

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from qknorm import files
-from qknorm.cli.display import console, progress_bar
+from qknorm.cli.display import console, progress_bar, suggest
 from qknorm.cli.prepare import show as show_preparation
 from qknorm.config import Prepare, Subwords, Train
 from qknorm.decoding.alignment import cross_attention_weights
@@ -70,9 +70,7 @@ def run(words: Sequence[str]) -> None:
     if outcome is None:
         raise InputError("the demo is for one process; run it without torchrun")
     if outcome.interrupted:
-        console.print(
-            f"Go on: [bold]qknorm train {_word(out / DATA)} --run {_word(out / RUN)} --resume[/bold]", soft_wrap=True
-        )
+        suggest("Go on", "qknorm", "train", out / DATA, "--run", out / RUN, "--resume")
         raise SystemExit(130)
     translator = load(out / RUN, device=arguments.device)
     translations = _translate(translator, PreparedData.load(out / DATA))
@@ -80,8 +78,9 @@ def run(words: Sequence[str]) -> None:
     _show_translations(translations["test"])
     _show_scales(translator, read_run(out / RUN)[1].scale_init)
     _draw(translator, translations["test"], out / ATTENTION)
-    console.print(f"Attention, source against translation: [bold]{out / ATTENTION}[/bold]", soft_wrap=True)
-    console.print(f"Training curves: [bold]{out / RUN / 'curves.png'}[/bold]", soft_wrap=True)
+    pictures = {"Attention, source against translation": out / ATTENTION, "Training curves": out / RUN / "curves.png"}
+    for what, picture in pictures.items():
+        console.print(f"{what}: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
     console.print(f"All done in {time.monotonic() - started:.0f} s.\n")
     _show_next(out / RUN)
 

@@ -3,6 +3,7 @@
 import inspect
 import io
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -12,12 +13,13 @@ import tyro
 from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = Console(highlight=False, emoji=False)
+errors = Console(stderr=True, highlight=False, emoji=False)
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
@@ -43,7 +45,7 @@ def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
 def progress_bar(transient: bool = True) -> Iterator[ProgressCallback]:
     """A callback (stage, done, total or None) that draws a bar for each stage, on standard error."""
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -64,4 +66,9 @@ def progress_bar(transient: bool = True) -> Iterator[ProgressCallback]:
 
 def warn(sentence: str) -> None:
     """One line on standard error."""
-    errors.print(f"[yellow]note:[/yellow] {sentence}", soft_wrap=True)
+    errors.print(Text.assemble(("note:", "yellow"), f" {sentence}"), soft_wrap=True)
+
+
+def suggest(what: str, *words: object) -> None:
+    """A command to go on with, as a shell takes it."""
+    console.print(Text.assemble(f"{what}: ", (shlex.join(map(str, words)), "bold")), soft_wrap=True)

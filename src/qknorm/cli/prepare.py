@@ -6,9 +6,11 @@ from pathlib import Path
 
 import tyro
 from pydantic import ValidationError
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from qknorm.cli.display import console, parse, progress_bar, warn
+from qknorm.cli.display import console, parse, progress_bar, suggest, warn
 from qknorm.config import Cleaning, Prepare, Subwords, explain_validation
 from qknorm.errors import InputError
 from qknorm.text import catalogue, corpora
@@ -59,8 +61,7 @@ def run(words: Sequence[str]) -> None:
     with progress_bar() as progress:
         report = prepare(settings, arguments.out, arguments.overwrite, progress)
     show(report)
-    after = f"qknorm train {arguments.out} --run runs/{settings.source}-{settings.target}"
-    console.print(f"\nNext: [bold]{after}[/bold]", soft_wrap=True)
+    suggest("\nNext", "qknorm", "train", arguments.out, "--run", f"runs/{settings.source}-{settings.target}")
 
 
 def _settings(arguments: Arguments) -> Prepare:
@@ -97,8 +98,9 @@ def _settings(arguments: Arguments) -> Prepare:
 
 def show(report: Report) -> None:
     """What was kept, what each rule dropped and why."""
-    table = Table(title=f"{report.source} → {report.target}: {report.vocabulary:,} types, {report.merges:,} merges")
-    for column in ("split", "pairs", f"{report.source} subwords", f"{report.target} subwords"):
+    source, target = escape(report.source), escape(report.target)
+    table = Table(title=f"{source} → {target}: {report.vocabulary:,} types, {report.merges:,} merges")
+    for column in ("split", "pairs", f"{source} subwords", f"{target} subwords"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for name, counts in report.splits.items():
         table.add_row(name, f"{counts.pairs:,}", f"{counts.source_tokens:,}", f"{counts.target_tokens:,}")
@@ -109,6 +111,6 @@ def show(report: Report) -> None:
     for rule, drop in dropped.items():
         console.print(f"  dropped {drop.pairs:,}: [bold]{rule}[/bold]")
         for example in drop.examples[:1]:
-            console.print(f"    [dim]{' ⇄ '.join(example)}[/dim]", markup=True, soft_wrap=True)
+            console.print(Text(f"    {' ⇄ '.join(example)}", style="dim"), soft_wrap=True)
     for sentence in report.warnings:
         warn(sentence)

@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
+from rich.markup import escape
 from rich.table import Table
 
 from qknorm import files
@@ -35,7 +36,7 @@ class Arguments:
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Run folders to translate and score a split with; the first is the baseline of the tests."""
+    """Run folders to translate a split with, each into a file SPLIT.LANG in it; the first is the tests' baseline."""
     ref: tuple[Path, ...] = ()
     """Reference files, one sentence a line."""
     hyp: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
@@ -48,6 +49,8 @@ class Arguments:
     """With runs: best, last, a step, or a file of weights."""
     device: str | None = None
     """With runs: cpu or cuda."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """With runs: what to compute in; bfloat16 is faster where the processor has instructions for it."""
     json: bool = False
     """Print the report as JSON."""
     options: Annotated[ScoringOptions, tyro.conf.arg(name="")] = field(default_factory=ScoringOptions)
@@ -100,20 +103,33 @@ def _translate_runs(
         if references and found != references:
             raise InputError(f"{run_folder} has other references in its {arguments.split} set than the runs before it")
         references = found
-        translator = load(run_folder, checkpoint=which_checkpoint(arguments.checkpoint), device=arguments.device)
+        translator = load(
+            run_folder,
+            checkpoint=which_checkpoint(arguments.checkpoint),
+            device=arguments.device,
+            precision=arguments.precision,
+        )
         with progress_bar() as progress:
             systems[name] = translator.translate(split.text(data.source), progress=progress)
-        files.write_text(run_folder / f"{arguments.split}.{data.target}", "".join(f"{x}\n" for x in systems[name]))
+        _keep(systems[name], run_folder / f"{arguments.split}.{data.target}")
         options = replace(options, lang=options.lang or data.target)
         if data.tokenizer.pretokenized:  # both numbers of the paper: over its own tokens, and over plain text
             options = replace(options, tokenized=True, detokenize=options.detokenize or "moses")
     return systems, [references], (f"{arguments.split} set",), options
 
 
+def _keep(translations: Sequence[str], path: Path) -> None:
+    """Writes translations where they can be; their scores are worth having without."""
+    try:
+        files.write_text(path, "".join(f"{line}\n" for line in translations))
+    except OSError as error:
+        warn(f"the translations are not kept, since {path} cannot be written ({error.strerror})")
+
+
 def show(report: ScoreReport) -> None:
     """Scores with their signatures, then the tests between systems."""
     for system in report.systems:
-        table = Table(title=system.name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        table = Table(title=escape(system.name), title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in ("metric", "score", "signature"):
             table.add_column(column, justify="right" if column == "score" else "left", overflow="fold")
         for score in system.scores:
@@ -121,15 +137,15 @@ def show(report: ScoreReport) -> None:
             table.add_row(score.metric, f"[bold]{score.value:.2f}[/bold]{interval}", f"[dim]{score.signature}[/dim]")
         console.print(table)
     for comparison in report.comparisons:
-        table = Table(title=f"{comparison.metric} against {comparison.baseline}", title_justify="left")
+        table = Table(title=f"{comparison.metric} against {escape(comparison.baseline)}", title_justify="left")
         for column in ("system", "score", "difference", "bootstrap p", "randomisation p", "wins"):
             table.add_column(column, justify="left" if column == "system" else "right", overflow="fold")
         for each in comparison.systems:
             if each.koehn_p is None:
-                table.add_row(each.name, f"{each.value:.2f}", "", "", "", "")
+                table.add_row(escape(each.name), f"{each.value:.2f}", "", "", "", "")
             else:
                 table.add_row(
-                    each.name,
+                    escape(each.name),
                     f"{each.value:.2f}",
                     f"{each.difference:+.2f}",
                     f"{each.koehn_p:.4f}",

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from qknorm.cli.display import console, parse
+from qknorm.cli.display import console, parse, suggest
 from qknorm.config import Train, read_settings
 from qknorm.studies.recipes import preset
 
@@ -69,10 +69,9 @@ def run(words: Sequence[str]) -> None:
         soft_wrap=True,
     )
     if outcome.interrupted:
-        again = f"qknorm train {arguments.data} --run {arguments.run} --resume"
-        console.print(f"Go on: [bold]{again}[/bold]", soft_wrap=True)
+        suggest("Go on", "qknorm", "train", arguments.data, "--run", arguments.run, "--resume")
         raise SystemExit(130)
-    console.print(f"Next: [bold]qknorm score {arguments.run} --split test[/bold]", soft_wrap=True)
+    suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
 
 
 def _parse(words: list[str]) -> Arguments:

@@ -88,12 +88,17 @@ def mark_best(run: Path, step: int) -> None:
         write_json(_checkpoints(run) / BEST_FILE, {"step": step})
 
 
-def prune(run: Path, keep: int) -> list[int]:
-    """Removes all checkpoints but the best one and the last `keep`; returns the steps removed."""
+def prune(run: Path, keep: int, every: int = 1) -> list[int]:
+    """Removes all checkpoints but the best one and the last `keep`; returns the steps removed.
+
+    One that a signal left between multiples of `every` goes with the next, so that it costs no other its place.
+    """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
-    kept = {best_step(run), *list_steps(run)[-keep:]}
-    return _remove(run, [step for step in list_steps(run) if step not in kept])
+    steps = list_steps(run)
+    regular = [step for step in steps if step % every == 0 or step == steps[-1]]
+    kept = {best_step(run), *regular[-keep:]}
+    return _remove(run, [step for step in steps if step not in kept])
 
 
 def discard_after(run: Path, step: int) -> list[int]:
@@ -152,11 +157,19 @@ def load_model_weights(run: Path, which: Which) -> dict[str, Tensor]:
 
 
 def load_newest_sound(run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, if there is one, and a sentence for each damaged one passed over."""
+    """The newest checkpoint that is whole, and a sentence for each damaged one passed over; None where there is none.
+
+    Refuses a run whose checkpoints are all damaged: what is left of them may be worth more than a new start.
+    """
     sweep(_checkpoints(run))
     found, damaged = _first_sound(run, list_steps(run)[::-1], _read_checkpoint)
-    outcome = f"going on from step {found.step}" if found else "no sound checkpoint is older"
-    return found, [f"checkpoints/{one.folder.name} is damaged ({one.what}); {outcome}" for one in damaged]
+    told = [f"checkpoints/{one.folder.name} is damaged ({one.what})" for one in damaged]
+    if damaged and found is None:
+        raise InputError(
+            f"no checkpoint of {run} can be read: {', '.join(told)}; restore one from a copy, move them away to train "
+            f"this run from its start, or start a new run"
+        )
+    return found, [f"{one}; going on from step {found.step}" for one in told] if found else []
 
 
 def average_checkpoints(run: Path, steps: Sequence[int]) -> dict[str, Tensor]:

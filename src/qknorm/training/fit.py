@@ -29,7 +29,8 @@ def train(
 ) -> Outcome | None:
     """Trains a translator on prepared data; returns how it ended (None in processes that do not lead a team).
 
-    With `resume` the run goes on from its newest checkpoint by its own settings, exactly as if it had never stopped.
+    A new run needs `settings`, such as `qknorm.preset("low-resource")`, the command's default; with `resume` a run goes
+    on from its newest checkpoint by its own, exactly as if it had never stopped.
     """
     data, run = Path(data), Path(run)
     prepared = PreparedData.load(data)
@@ -39,11 +40,7 @@ def train(
     try:
         settings, about = _open_run(run, settings, prepared, team, resume)
         training = settings.training
-        recorder = (
-            Recorder(run, log_every=training.log_every, tensorboard=training.tensorboard, quiet=quiet)
-            if team.leads
-            else None
-        )
+        recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet) if team.leads else None
         try:
             trainer = Trainer(run, settings, about, prepared, team, recorder)
             if recorder is not None and not resume:
@@ -96,7 +93,9 @@ def _open_run(
                 f"start a new run"
             )
         return own, about
-    team.lead(lambda: _lay_out(run, settings or Train(), prepared))
+    if settings is None:
+        raise InputError(f'{run} would be a new run, which needs settings, such as qknorm.preset("low-resource")')
+    team.lead(lambda: _lay_out(run, settings, prepared))
     return read_run(run)
 
 

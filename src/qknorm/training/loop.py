@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qknorm.config import Train
 from qknorm.errors import InputError
+from qknorm.specials import END
 from qknorm.text.batching import Batch, TrainingBatches
 from qknorm.text.prepared import PreparedData
 from qknorm.training import checkpoint, parallel
@@ -28,6 +29,7 @@ from qknorm.training.step import BatchTensors, Sums, TrainingStep
 
 STAGED_BYTES = 1 << 30
 """Batches are kept on the device for later epochs while they take less than this."""
+SECONDS_BETWEEN_SIGNS = 1.0
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Trainer:
         torch.manual_seed(training.seed)
         allowed = torch.from_numpy(self.data.target_types.copy()) if self.settings.model.logit_mask else None
         if allowed is not None:
-            allowed[3] = True  # every sentence may end
+            allowed[END] = True  # every sentence may
         self.model = build_model(self.settings, self.about, allowed).to(self.team.device)
         self.spread = parallel.spread(self.model, self.team, training.parallel)
         self.stepper = TrainingStep(self.spread.module, self.model, training, self.team.device)
@@ -104,7 +106,7 @@ class Trainer:
         self._staged_bytes = 0
         self._latest: BatchTensors
         self._seconds_before = 0.0
-        self._began = self._logged_at = time.perf_counter()
+        self._began = self._logged_at = self._shown_at = time.perf_counter()
 
     # ------------------------------------------------------------------ steps
 
@@ -142,9 +144,10 @@ class Trainer:
 
     def _take_step(self) -> None:
         place, training = self.place, self.settings.training
+        self.batches.start_epoch(place.epoch)  # first: after a resume the order at hand is that of epoch 0
         if place.position + self.group > len(self.batches.order):  # what is left over makes no whole step
             place.epoch, place.position = place.epoch + 1, 0
-        self.batches.start_epoch(place.epoch)
+            self.batches.start_epoch(place.epoch)
         chosen = [int(i) for i in self.batches.order[place.position : place.position + self.group]]
         place.position += self.group
         place.step += 1
@@ -159,6 +162,8 @@ class Trainer:
             self._give_up(float(self.stepper.sums[0]))
         if place.step % training.log_every == 0:
             self._log()
+        else:
+            self._show_sign_of_life()
 
     def _stage(self, number: int, batch: Batch) -> BatchTensors:
         if number in self._staged:
@@ -179,9 +184,19 @@ class Trainer:
         if self.team.agree(sums.bad_steps > 0):
             self._give_up(sums.smoothed)
         now = time.perf_counter()
-        seconds, self._logged_at = now - self._logged_at, now
+        seconds, self._logged_at, self._shown_at = now - self._logged_at, now, now
         if self.recorder is not None:
             self.recorder.log_step(**self._row_of(sums, seconds))
+
+    def _show_sign_of_life(self) -> None:
+        """The step between two logs, now and then; its loss on the CPU alone, since a GPU would be waited for."""
+        now = time.perf_counter()
+        if self.recorder is None or now - self._shown_at < SECONDS_BETWEEN_SIGNS:
+            return
+        self._shown_at = now
+        place, sums = self.place, self.stepper.sums
+        loss = float(sums[0] / sums[2].clamp(min=1)) if self.team.device.type == "cpu" else None
+        self.recorder.show_step(place.step, place.epoch, self.rate.at(place.step), loss)
 
     def _row_of(self, sums: Sums, seconds: float) -> dict[str, Any]:
         place = self.place
@@ -251,7 +266,7 @@ class Trainer:
     def _measure(self) -> tuple[float, float, float] | None:
         """Loss, perplexity and BLEU on dev; None where they are no numbers."""
         try:
-            evaluation = self.evaluator(self.model)
+            evaluation = self.evaluator(self.model, self.recorder.show_progress if self.recorder else None)
         except FloatingPointError:
             return None
         return (evaluation.loss, evaluation.perplexity, evaluation.bleu) if math.isfinite(evaluation.loss) else None
@@ -293,8 +308,10 @@ class Trainer:
 
     def _save(self) -> None:
         began = time.perf_counter()
-        model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
         self.team.pool(self.stepper.sums)
+        if self.team.agree(bool(self.stepper.sums[4] > 0)):  # on a GPU nobody has looked since the last log
+            self._give_up(float(self.stepper.sums[0]))
+        model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
         place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
         if place["best_score"] == -math.inf:
             place["best_score"] = None  # JSON has no infinity
@@ -314,7 +331,10 @@ class Trainer:
         checkpoint.save_checkpoint(self.run, step, model, tensors, state)
         if best_step == step:
             checkpoint.mark_best(self.run, step)
-        checkpoint.prune(self.run, self.settings.training.keep)
+        self._prune()
+
+    def _prune(self) -> None:
+        checkpoint.prune(self.run, self.settings.training.keep, self.settings.training.evaluate_every)
 
     def resume(self) -> Sequence[str]:
         """Goes back to the newest sound checkpoint; returns a sentence for each damaged one passed over."""
@@ -325,8 +345,9 @@ class Trainer:
             self.team.wait()
             return complaints
         self.spread.restore(found.model, found.training, self.stepper.optimizer)
-        if self.team.leads:
-            self.stepper.sums.copy_(found.training["sums"])
+        sums = found.training["sums"]
+        if self.team.leads and sums.isfinite().all() and sums[4] == 0:  # bad steps of the past must not stop us again
+            self.stepper.sums.copy_(sums)
         place = found.state["place"]
         place["best_score"] = -math.inf if place["best_score"] is None else place["best_score"]
         self.place, self._saved_step = Place(**place), found.step
@@ -343,7 +364,7 @@ class Trainer:
         if found and found.state["place"]["best_step"] in checkpoint.list_steps(self.run):
             checkpoint.mark_best(self.run, found.state["place"]["best_step"])
         if found:
-            checkpoint.prune(self.run, self.settings.training.keep)
+            self._prune()
         if self.recorder is not None:
             self.recorder.truncate_to(step)
 

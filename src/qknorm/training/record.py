@@ -40,14 +40,10 @@ class Recorder:
         self,
         run: Path,
         *,
-        log_every: int = 1,
         tensorboard: bool = False,
         quiet: bool = False,
         console: Console | None = None,
     ) -> None:
-        if log_every < 1:
-            raise ValueError(f"log_every must be at least 1, got {log_every}")
-        self._log_every = log_every
         self._curves = TensorBoardFile(run / "tensorboard") if tensorboard else None
         self._metrics = MetricsFile(run / METRICS_FILE)
         self._display = _Display(console or Console(highlight=False), quiet)
@@ -55,7 +51,7 @@ class Recorder:
     def log_step(
         self,
         step: int,
-        epoch: float,
+        epoch: int,
         loss: float,
         perplexity: float,
         tokens_per_second: float,
@@ -63,13 +59,17 @@ class Recorder:
         seconds_left: float | None,
         **more: Any,
     ) -> None:
-        """Shows the step; writes it down too if it is a multiple of `log_every`."""
+        """Shows the step and writes it down."""
         self._display.show(_step_fields(step, epoch, loss, perplexity, tokens_per_second, learning_rate, seconds_left))
-        if step % self._log_every:
-            return
         measured = {"loss": loss, "perplexity": perplexity, "learning_rate": learning_rate, **more}
         clock = {"tokens_per_second": tokens_per_second, "seconds_left": seconds_left}
         self._write({"kind": "step", "step": step, "epoch": epoch, **measured, **clock}, durable=False)
+
+    def show_step(self, step: int, epoch: int, learning_rate: float, loss: float | None = None) -> None:
+        """Shows a step that is not written down."""
+        known = [] if loss is None else [("loss", f"{loss:.3f}", "")]
+        rate = ("lr", _rate(learning_rate), "")
+        self._display.show([("step", f"{step:,}", ""), ("epoch", f"{epoch:,}", ""), *known, rate])
 
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Writes an evaluation down and prints it as a row of a table.
@@ -82,7 +82,7 @@ class Recorder:
 
     def show_progress(self, stage: str, done: int, total: int | None) -> None:
         """Shows how far a stage between steps has come, such as the translation of the dev set."""
-        self._display.show([(stage, f"{done:,}" if total is None else f"{done:,} / {total:,}", "")])
+        self._display.show([(stage, f"{done:,}" if total is None else f"{done:,} / {total:,}", "")], passing=True)
 
     def message(self, text: str, style: str = "") -> None:
         """Prints a sentence above the live line, quiet or not."""
@@ -132,12 +132,14 @@ class _Display:
         self._live: Live | None = None
         self._shown_at = -math.inf
         self._headed = False
-        self._latest: Text | None = None
+        self._latest = Text()
 
-    def show(self, fields: list[Field]) -> None:
+    def show(self, fields: list[Field], passing: bool = False) -> None:
+        """What is `passing` does not stay as the last line."""
         if self._quiet:
             return
-        self._latest = line = _line(fields, self._console.width if self._console.is_terminal else None)
+        line = _line(fields, self._console.width if self._console.is_terminal else None)
+        self._latest = self._latest if passing else line
         now = time.monotonic()
         if now - self._shown_at < (
             SECONDS_BETWEEN_REFRESHES if self._console.is_terminal else SECONDS_BETWEEN_PLAIN_LINES
@@ -167,7 +169,7 @@ class _Display:
         self._print(Text(text, style=style))
 
     def close(self) -> None:
-        if self._live is not None and self._latest is not None:
+        if self._live is not None:
             self._live.update(self._latest, refresh=True)
             self._live.stop()
         self._live = None
@@ -178,7 +180,7 @@ class _Display:
 
 def _step_fields(
     step: int,
-    epoch: float,
+    epoch: int,
     loss: float,
     perplexity: float,
     tokens_per_second: float,
@@ -187,7 +189,7 @@ def _step_fields(
 ) -> list[Field]:
     return [
         ("step", f"{step:,}", ""),
-        ("epoch", _epoch(epoch), ""),
+        ("epoch", f"{epoch:,}", ""),
         ("loss", f"{loss:.3f}", ""),
         ("ppl", _quantity(perplexity), ""),
         ("", _quantity(tokens_per_second), "tok/s"),
@@ -215,7 +217,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
     return [
         cell("step", "{:,}".format),
-        cell("epoch", _epoch),
+        cell("epoch", "{:,}".format),
         cell("loss", "{:.3f}".format),
         cell("dev_loss", "{:.3f}".format),
         cell("dev_bleu", "{:.2f}".format),
@@ -231,10 +233,6 @@ def _span(scales: Mapping[str, Any]) -> str:
         return "-"
     low, high = f"{min(numbers):.1f}", f"{max(numbers):.1f}"
     return low if low == high else f"{low} - {high}"
-
-
-def _epoch(epoch: float) -> str:
-    return f"{epoch:,}" if isinstance(epoch, int) else f"{epoch:.1f}"
 
 
 def _quantity(number: float) -> str:

@@ -29,6 +29,7 @@ from qknorm.version import __version__
 
 FORMAT_VERSION = 1
 SETTINGS, ABOUT, TOKENIZER = "settings.toml", "run.json", "tokenizer.json"
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WRITTEN_IN_TRAINING = (SETTINGS, ABOUT, TOKENIZER, METRICS_FILE, "curves.png")
 
 
@@ -143,8 +144,11 @@ def load(
 ) -> TextTranslator:
     """A trained translator, ready for `translate`: from a run folder, at its best checkpoint unless told otherwise.
 
-    `checkpoint` is best, last, a step, or a file of weights that `qknorm average` wrote.
+    `checkpoint` is best, last, a step, or a file of weights that `qknorm average` wrote; `precision` is float32 or
+    bfloat16, faster where the processor has instructions for it.
     """
+    if precision not in PRECISIONS:
+        raise InputError(f"precision {precision} is not known; use {' or '.join(PRECISIONS)}")
     run, place = Path(run), choose_device(device)
     settings, about = read_run(run)
     model = build_model(settings, about)
@@ -163,9 +167,14 @@ def load(
             f"tokenizer this model was trained with"
         )
     model.to(place)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
     return TextTranslator(
-        model, tokenizer, about.source, about.target, settings.decoding, about.longest, precision=dtype
+        model,
+        tokenizer,
+        about.source,
+        about.target,
+        settings.decoding,
+        about.longest,
+        precision=PRECISIONS[precision],
     )
 
 
