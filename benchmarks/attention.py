@@ -1,7 +1,7 @@
 """What QKNorm costs beside plain attention: time and peak memory, forward and forward+backward, all in one run.
 
 python benchmarks/attention.py                                   # lengths 64 … 8,192 on this machine
-python benchmarks/attention.py --lengths 1024 2048 --out docs/results/attention-cpu.md
+python benchmarks/attention.py --lengths 1024 2048 --out attention.md
 """
 
 import argparse
