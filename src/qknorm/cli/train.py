@@ -1,5 +1,7 @@
 """`qknorm train`."""
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +64,7 @@ def run(words: Sequence[str]) -> None:
         quiet=arguments.quiet,
     )
     if outcome is None:  # a process that does not lead its team
+        _leave_team_at_once(0)
         return
     console.print(
         f"{outcome.reason} at step {outcome.step:,} after {outcome.seconds:,.0f} s; best dev BLEU "
@@ -70,8 +73,18 @@ def run(words: Sequence[str]) -> None:
     )
     if outcome.interrupted:
         suggest("Go on", "qknorm", "train", arguments.data, "--run", arguments.run, "--resume")
+        _leave_team_at_once(130)
         raise SystemExit(130)
     suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
+    _leave_team_at_once(0)
+
+
+def _leave_team_at_once(status: int) -> None:
+    """Ends a process that torchrun started: threads of its process group can abort Python's own way out."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _parse(words: list[str]) -> Arguments:

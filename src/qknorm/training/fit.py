@@ -53,6 +53,7 @@ def train(
                 recorder.message(_describe(trainer, about))
             with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
+                team.wait()  # who leaves while others still talk can bring them down
         finally:
             if recorder is not None:
                 recorder.close()
