@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's smallest pair: both systems trained side by side on one GPU to their own stopping rule, then scored; and
-# QKNorm once more in plain float32, without bfloat16 or compiled code, to see that the fast path learns the same.
+# QKNorm once more in float32, without bfloat16 or compiled code, to see that these do not change what is learned.
 #   qknorm prepare DATA --corpus ted-gl-en --subwords.pretokenized --subwords.merges 3000
 #   benchmarks/paper_gl_en.sh DATA RUNS [SEED]
 set -euo pipefail

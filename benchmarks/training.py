@@ -217,7 +217,7 @@ def make_peers(args: argparse.Namespace, settings: Model, batch: tuple[Tensor, .
     return peers
 
 
-def measure(make: Callable[[], Step], steps: int, cuda: bool) -> tuple[float, float]:
+def measure(make: Callable[[], Step], steps: int, cuda: bool, show_profile: bool = False) -> tuple[float, float]:
     """Median milliseconds of a step, and the seconds until the first one was done."""
     began = time.perf_counter()
     step = make()
@@ -227,6 +227,13 @@ def measure(make: Callable[[], Step], steps: int, cuda: bool) -> tuple[float, fl
     first = time.perf_counter() - began
     for _ in range(3):
         step()
+    if show_profile:
+        with torch.profiler.profile() as profiler:
+            step()
+            if cuda:
+                torch.cuda.synchronize()
+        key = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+        print(profiler.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=80))
     times = []
     for _ in range(steps):
         if cuda:
@@ -251,6 +258,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
     parser.add_argument("--compile", action="store_true", help="measure compiled code on the CPU too")
     parser.add_argument("--only", help="measure only peers whose name contains this")
+    parser.add_argument("--profile", action="store_true", help="show where the time of each peer's step goes")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, two steps")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     args = parser.parse_args()
@@ -279,7 +287,7 @@ def main() -> None:
             continue
         try:
             with quick_kernels(device):
-                milliseconds, first = measure(make, args.steps, device.type == "cuda")
+                milliseconds, first = measure(make, args.steps, device.type == "cuda", args.profile)
         except ImportError as error:
             row = f"| {name} | not installed ({error.name}) | | | |"
         else:
