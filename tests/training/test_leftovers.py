@@ -146,6 +146,18 @@ def test_readers_never_sweep_what_a_living_writer_writes(tmp_path: Path) -> None
     assert list_steps(tmp_path) == [39]
 
 
+def test_a_look_at_the_folder_that_falls_between_a_save_and_a_removal_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 2)
+    look = checkpoint._listed_steps
+    monkeypatch.setattr(checkpoint, "_listed_steps", lambda run: looks.pop(0) if looks else look(run))
+    looks: list[list[int]] = [[]]  # it missed 2, not there yet when it passed, and 1, gone when it looked again
+    assert load_checkpoint(tmp_path, "last").step == 2
+    shutil.rmtree(folder_of(tmp_path, 2))
+    assert list_steps(tmp_path) == []
+
+
 def test_a_best_checkpoint_replaced_while_being_looked_up_is_looked_up_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from qknorm.errors import InputError
 from qknorm.files import atomic_folder, atomic_path, write_json
-from qknorm.training.leftovers import hold_and_sweep, sweep
+from qknorm.training.leftovers import hold_and_sweep, sweep, undisturbed
 
 FORMAT = 1
 MODEL_FILE = "model.safetensors"
@@ -125,11 +125,10 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 def list_steps(run: Path) -> list[int]:
     """The steps of the run's checkpoints, ascending."""
-    if not _checkpoints(run).is_dir():
-        return []
-    found = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in _checkpoints(run).iterdir() if entry.is_dir())
-    steps = (int(match[1]) for match in found if match)
-    return sorted({step for step in steps if _folder(run, step).is_dir()})
+    if steps := _listed_steps(run):
+        return steps
+    with undisturbed(_checkpoints(run)):  # while we looked, a training may have added one and removed another
+        return _listed_steps(run)
 
 
 def best_step(run: Path) -> int | None:
@@ -287,6 +286,14 @@ def _check_same_shapes(run: Path, step: int, model: dict[str, Tensor], other: in
 
 def _checkpoints(run: Path) -> Path:
     return run / "checkpoints"
+
+
+def _listed_steps(run: Path) -> list[int]:
+    if not _checkpoints(run).is_dir():
+        return []
+    found = (re.fullmatch(r"step-(\d{8,})", entry.name) for entry in _checkpoints(run).iterdir() if entry.is_dir())
+    steps = (int(match[1]) for match in found if match)
+    return sorted({step for step in steps if _folder(run, step).is_dir()})
 
 
 def _folder(run: Path, step: int) -> Path:

@@ -19,6 +19,13 @@ def hold_and_sweep(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """For readers: waits for the writer of `folder`, if there is one, and keeps others out until the end."""
+    with _locked(folder, wait=True):
+        yield
+
+
 def sweep(folder: Path) -> None:
     """For readers: clears away what dead writers left in `folder`, if nobody is writing there just now."""
     with _locked(folder, wait=False) as nobody_writes:
