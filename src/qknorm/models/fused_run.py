@@ -1,0 +1,180 @@
+"""What fused layers share: parameters side by side in one tensor, and the switch that is on for one forward pass.
+
+All of it is off unless `use_fused` is entered; `layers.py` and `translator.py` are the plain reference.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ALIGNED = 64
+"""Every parameter starts at a multiple of so many entries, since matrix units want aligned operands."""
+
+
+class FlatParameters:
+    """Parameters side by side in one float32 tensor, and beside it their gradients and a half-precision copy.
+
+    Names, shapes and values of the parameters stay; they and their gradients become views. Any view of a parameter has
+    its gradient and its copy at the same place of the other tensors.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], half: torch.dtype | None = None) -> None:
+        self.parameters = list(dict.fromkeys(parameters))
+        starts, end = [], 0
+        for parameter in self.parameters:
+            starts.append(end)
+            end += -(-parameter.numel() // ALIGNED) * ALIGNED
+        device = self.parameters[0].device
+        self.values, self.gradients = (torch.zeros(end, device=device) for _ in range(2))
+        self.halves = None if half is None else torch.zeros(end, device=device, dtype=half)
+        self._slices = [slice(start, start + p.numel()) for start, p in zip(starts, self.parameters, strict=True)]
+        for parameter, value, gradient in zip(
+            self.parameters, self.views_of(self.values), self.views_of(self.gradients), strict=True
+        ):
+            value.copy_(parameter.detach())
+            if parameter.grad is not None:
+                gradient.copy_(parameter.grad)
+            parameter.data, parameter.grad = value, gradient
+        self._seen = -1
+        self.refresh()
+
+    @staticmethod
+    def refusal(parameters: Iterable[nn.Parameter]) -> str | None:
+        """Why these cannot be laid side by side; None if they can."""
+        kinds = {(p.dtype, p.device, hasattr(p, "full_tensor"), p.is_contiguous()) for p in parameters}
+        if len(kinds) == 1:
+            dtype, _, shared, contiguous = kinds.pop()
+            if dtype == torch.float32 and not shared and contiguous:
+                return None
+        return "the parameters are not all float32, contiguous, whole and on one device"
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """A tensor of this layout, cut into the parameters' shapes."""
+        return [flat[part].view(p.shape) for part, p in zip(self._slices, self.parameters, strict=True)]
+
+    def gradient_of(self, weight: Tensor) -> Tensor | None:
+        """Where gradients of a parameter, or of a view of one, add up; None for any other tensor."""
+        return self._same_place(weight, self.gradients)
+
+    def half_of(self, weight: Tensor) -> Tensor | None:
+        """The half-precision copy of a parameter, or of a view of one; None for any other tensor."""
+        return None if self.halves is None else self._same_place(weight, self.halves)
+
+    def refresh(self) -> None:
+        """Brings the half-precision copy up to date."""
+        if self.halves is not None:
+            self.halves.copy_(self.values)
+        self._seen = self._version()
+
+    def refresh_if_written(self) -> None:
+        """The same, where others have written to the parameters since, as a checkpoint does that is put back."""
+        if self._version() != self._seen:
+            self.refresh()
+
+    def _version(self) -> int:
+        return sum(parameter._version for parameter in self.parameters)
+
+    def _same_place(self, weight: Tensor, flat: Tensor) -> Tensor | None:
+        if weight.dtype != self.values.dtype or weight.untyped_storage().data_ptr() != self._address:
+            return None
+        return flat.as_strided(weight.shape, weight.stride(), weight.storage_offset())
+
+    @property
+    def _address(self) -> int:
+        return self.values.untyped_storage().data_ptr()
+
+
+@dataclass
+class FusedRun:
+    """One forward pass with fused parts: which of them, and the seed that all its dropout comes from."""
+
+    seed: Tensor
+    linear: bool = False
+    layers: bool = False
+    flat: FlatParameters | None = None
+    sites: int = 0
+    bias_to_leave: Tensor | None = None
+    """That the next linear map with it is not to add, and sets to None: whoever comes after adds it."""
+
+    def next_site(self) -> int:
+        """A number for each place that drops, in the order of computation."""
+        self.sites += 1
+        return self.sites
+
+
+_RUN: ContextVar[FusedRun | None] = ContextVar("fused_run", default=None)
+
+
+@contextmanager
+def use_fused(
+    device: torch.device, *, linear: bool = False, layers: bool = False, flat: FlatParameters | None = None
+) -> Iterator[FusedRun | None]:
+    """Within it, training passes of models run through the fused parts asked for, where these apply.
+
+    The seed is drawn on the device by PyTorch's generator, so that a recorded pass draws a new one at each replay.
+    Without Triton, or on a device it cannot compile for, everything stays plain.
+    """
+    if not kernels_apply(device):
+        yield None
+        return
+    from qknorm.models.fused_linear import fused_linears
+
+    seed = torch.empty(1, dtype=torch.int64, device=device).random_()
+    run = FusedRun(seed, linear, layers, flat)
+    token = _RUN.set(run)
+    try:
+        with fused_linears(run) if linear else nullcontext():
+            yield run
+    finally:
+        _RUN.reset(token)
+
+
+def current_run() -> FusedRun | None:
+    """The pass with fused parts that is under way, if one is; none for torch.compile, which fuses by itself."""
+    return None if torch.compiler.is_compiling() else _RUN.get()
+
+
+def kernels_apply(device: torch.device) -> bool:
+    """Whether Triton kernels can run there: on a GPU, or anywhere in Triton's interpreter."""
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    return importlib.util.find_spec("triton") is not None
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """What products with `x` are computed in: autocast's choice where it is on, or x's own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def in_dtype(weight: Tensor, dtype: torch.dtype, flat: FlatParameters | None) -> Tensor:
+    """A weight in this dtype: from the copy that is kept, or by a cast."""
+    if weight.dtype == dtype:
+        return weight
+    half = flat.half_of(weight) if flat is not None else None
+    return half if half is not None and half.dtype == dtype else weight.to(dtype)
+
+
+def whole(types: int) -> int:
+    """Rows of a table of so many types: a multiple of 16, since matrix units and wide loads want whole groups."""
+    return -(-types // 16) * 16
+
+
+def gradient_room(weight: Tensor, flat: FlatParameters | None) -> tuple[Tensor, bool]:
+    """Where to add the gradient of a weight in float32, and whether that is its final place."""
+    place = flat.gradient_of(weight) if flat is not None else None
+    if place is not None:
+        return place, True
+    return torch.zeros(weight.shape, dtype=torch.float32, device=weight.device), False
+
+
+def hand_back(weight: Tensor, room: tuple[Tensor, bool]) -> Tensor | None:
+    """What a backward returns for a weight whose gradient was added to `room`: nothing, if it is in its place."""
+    gradient, final = room
+    return None if final else gradient.to(weight.dtype)

@@ -1,0 +1,91 @@
+"""Which parts of a training step run in few passes over memory; none by default, until they are measured.
+
+Every part has its plain reference, and where a part does not apply (on the CPU, without Triton, in a team, for sizes
+its kernels do not take) the reference runs.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from qknorm.models.fused_run import FlatParameters, kernels_apply, use_fused
+from qknorm.training.objective import Losses, label_smoothed_loss
+
+if TYPE_CHECKING:
+    from qknorm.training.flat_update import FlatUpdate
+
+
+@dataclass(frozen=True)
+class Fast:
+    """The parts, each of which can be used without the others."""
+
+    linear: bool = False
+    """Linear maps: weights cast once an update, bias gradients in one pass, keys and values of the memory together."""
+    layers: bool = False
+    """Residual, dropout and norm as one; bias, ReLU and dropout as one; word vectors as one."""
+    loss: bool = False
+    """The loss reads the logits once and leaves their gradient in their place."""
+    update: bool = False
+    """Clipping and AdamW in two passes over all parameters."""
+
+    @classmethod
+    def everything(cls) -> "Fast":
+        """All parts."""
+        return cls(linear=True, layers=True, loss=True, update=True)
+
+    @property
+    def model(self) -> bool:
+        """Whether a forward pass is any different."""
+        return self.linear or self.layers or self.loss
+
+
+class FastStep:
+    """The parts of one model's training step that are asked for."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        fast: Fast,
+        half: torch.dtype,
+        optimizer: torch.optim.Optimizer,
+        clip: float,
+        sums: Tensor,
+    ) -> None:
+        self._model, self.fast = model, fast
+        self.flat: FlatParameters | None = None
+        self.update: FlatUpdate | None = None
+        if fast.linear or fast.update:
+            keeps_half = fast.linear and half != torch.float32
+            self.flat = FlatParameters(model.parameters(), half if keeps_half else None)
+        if fast.update and self.flat is not None and len(optimizer.param_groups) == 1:
+            from qknorm.training import flat_update
+
+            self.update = flat_update.FlatUpdate(self.flat, optimizer, clip, sums)
+
+    @staticmethod
+    def applies(model: nn.Module, fast: Fast) -> bool:
+        """Whether anything is asked for, and can be had for this model."""
+        parameters = list(model.parameters())
+        return fast != Fast() and kernels_apply(parameters[0].device) and FlatParameters.refusal(parameters) is None
+
+    def begin(self, learning_rate: float) -> None:
+        """Before a step, outside of what is recorded."""
+        if self.flat is not None:
+            self.flat.refresh_if_written()
+        if self.update is not None:
+            self.update.rate.fill_(learning_rate)
+
+    def losses(self, batch: tuple[Tensor, ...], weight: Tensor, objective: tuple[Any, ...]) -> tuple[Tensor, Losses]:
+        """What to derive, the smoothed loss times `weight`, and the sums; to be called within autocast."""
+        fast, model, (*inputs, targets), (loss, *arguments) = self.fast, self._model, batch, objective
+        with use_fused(targets.device, linear=fast.linear, layers=fast.layers, flat=self.flat) as run:
+            if fast.loss and run is not None and loss is label_smoothed_loss and hasattr(model, "states_and_table"):
+                from qknorm.training.fused_loss import projected_loss
+
+                states, table = model.states_and_table(*inputs)  # type: ignore[operator]
+                allowed, smoothing = arguments
+                return projected_loss(run, states, table, model.output_bias, targets, allowed, smoothing, weight)  # type: ignore[arg-type]
+            losses: Losses = loss(model(*inputs), targets, *arguments)
+            return losses.smoothed * weight, losses

@@ -1,0 +1,135 @@
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+"""Clipping and AdamW over all parameters at once: one pass for the norm of the gradients, one for everything else.
+
+`clip_grad_norm_` and `torch.optim.AdamW` are the plain reference; the optimiser stays the owner of its moments.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qknorm.models.fused_run import FlatParameters
+
+PARTS = 1_024
+"""Partial sums of the squared norm."""
+BLOCK = 1_024
+
+
+@triton.jit
+def _squares_kernel(gradient_ptr, parts_ptr, count, BLOCK: tl.constexpr):
+    """Each program's share of the squared norm."""
+    found = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK).to(tl.int64)
+        g = tl.load(gradient_ptr + at, mask=at < count, other=0.0)
+        found += g * g
+    tl.store(parts_ptr + tl.program_id(0), tl.sum(found, axis=0))
+
+
+@triton.jit
+def _decide_kernel(
+    parts_ptr, decision_ptr, step_ptr, sums_ptr, clip, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """What all entries share: by how much to clip, whether to step at all, and Adam's corrections of its start."""
+    norm = tl.sqrt(tl.sum(tl.load(parts_ptr + tl.arange(0, PARTS)), axis=0))
+    good = tl.where(norm < float("inf"), 1.0, 0.0)
+    step = tl.load(step_ptr) + good
+    taken = tl.maximum(step, 1.0).to(tl.float64)
+    first = 1.0 - tl.exp(taken * LOG_BETA1)
+    second = 1.0 - tl.exp(taken * LOG_BETA2)
+    tl.store(step_ptr, step)
+    tl.store(decision_ptr, good)
+    tl.store(decision_ptr + 1, tl.minimum(clip / (norm + 1e-6), 1.0))
+    tl.store(decision_ptr + 2, (1.0 / first).to(tl.float32))
+    tl.store(decision_ptr + 3, (1.0 / tl.sqrt(second)).to(tl.float32))
+    tl.store(sums_ptr + 3, tl.load(sums_ptr + 3) + 1.0)
+    tl.store(sums_ptr + 4, tl.load(sums_ptr + 4) + (1.0 - good))
+
+
+@triton.jit
+def _adam_kernel(
+    value_ptr, gradient_ptr, first_ptr, second_ptr, half_ptr, decision_ptr, rate_ptr, count, BETA1: tl.constexpr,
+    REST1: tl.constexpr, BETA2: tl.constexpr, REST2: tl.constexpr, DECAY: tl.constexpr, EPS: tl.constexpr,
+    HAS_HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < count
+    good = tl.load(decision_ptr) != 0.0
+    g = tl.load(gradient_ptr + at, mask=real, other=0.0)
+    tl.store(gradient_ptr + at, tl.zeros([BLOCK], dtype=tl.float32), mask=real)
+    if good:
+        rate = tl.load(rate_ptr)
+        g *= tl.load(decision_ptr + 1)
+        value = tl.load(value_ptr + at, mask=real, other=0.0) * (1.0 - rate * DECAY)
+        first = BETA1 * tl.load(first_ptr + at, mask=real, other=0.0) + REST1 * g
+        second = BETA2 * tl.load(second_ptr + at, mask=real, other=0.0) + REST2 * g * g
+        size = tl.sqrt(second) * tl.load(decision_ptr + 3) + EPS
+        value -= rate * tl.load(decision_ptr + 2) * first / size
+        tl.store(value_ptr + at, value, mask=real)
+        tl.store(first_ptr + at, first, mask=real)
+        tl.store(second_ptr + at, second, mask=real)
+        if HAS_HALF:
+            tl.store(half_ptr + at, value, mask=real)
+
+
+class FlatUpdate:
+    """Clips, steps, clears the gradients and renews the half-precision copy, without waiting for the device.
+
+    A step whose gradients are not finite clears them and changes nothing but a count, as `sums` has it: its entry 3
+    counts steps, its entry 4 bad ones. The optimiser has its moments already, and must have one group; the learning
+    rate is read from `rate`.
+    """
+
+    def __init__(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, clip: float, sums: Tensor) -> None:
+        self._flat, self._optimizer, self._clip, self._sums = flat, optimizer, clip, sums
+        device = flat.values.device
+        self.rate = torch.zeros((), device=device)
+        self._moments = {name: torch.zeros_like(flat.values) for name in ("exp_avg", "exp_avg_sq")}
+        self._step = torch.zeros((), device=device)
+        self._parts, self._decision = torch.zeros(PARTS, device=device), torch.zeros(4, device=device)
+        self._adopt_moments()
+        optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_moments())
+        self._compile()
+
+    def __call__(self) -> None:
+        flat, group, count = self._flat, self._optimizer.param_groups[0], self._flat.values.numel()
+        beta1, beta2 = group["betas"]
+        _squares_kernel[(min(PARTS, -(-count // BLOCK)),)](flat.gradients, self._parts, count, BLOCK=BLOCK, num_warps=4)
+        _decide_kernel[(1,)](
+            self._parts, self._decision, self._step, self._sums, self._clip, LOG_BETA1=_log(beta1),
+            LOG_BETA2=_log(beta2), PARTS=PARTS, num_warps=4,
+        )  # fmt: skip
+        _adam_kernel[(-(-count // BLOCK),)](
+            flat.values, flat.gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"],
+            flat.values if flat.halves is None else flat.halves, self._decision, self.rate, count, BETA1=beta1,
+            REST1=1 - beta1, BETA2=beta2, REST2=1 - beta2, DECAY=group["weight_decay"], EPS=group["eps"],
+            HAS_HALF=flat.halves is not None, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+
+    def _compile(self) -> None:
+        """Runs every kernel once, in a step that changes nothing: none may be compiled while a step is recorded."""
+        gradients, sums = self._flat.gradients.clone(), self._sums.clone()
+        self._flat.gradients[0] = torch.nan
+        self()
+        self._flat.gradients.copy_(gradients)
+        self._sums.copy_(sums)
+
+    def _adopt_moments(self) -> None:
+        """Makes the optimiser's moments views of ours, with the values it has; all parameters share one count."""
+        state: dict[Any, dict[str, Tensor]] = self._optimizer.state
+        for name, moments in self._moments.items():
+            for parameter, view in zip(self._flat.parameters, self._flat.views_of(moments), strict=True):
+                view.copy_(state[parameter][name])
+                state[parameter][name] = view
+        self._step.copy_(state[self._flat.parameters[0]]["step"])
+        for parameter in self._flat.parameters:
+            state[parameter]["step"] = self._step
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta > 0 else -1e4

@@ -1,0 +1,133 @@
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+"""The loss straight from the states: one product makes the logits, one kernel reads them and leaves their gradient.
+
+`objective.label_smoothed_loss` on `Translator.score` is the plain reference.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from qknorm.models.fused_linear import add_column_sums, add_product
+from qknorm.models.fused_run import FusedRun, compute_dtype, gradient_room, hand_back, in_dtype, whole
+from qknorm.specials import PAD
+from qknorm.training.objective import Losses
+
+
+class WeightedLosses(NamedTuple):
+    """The sums, and what to derive: the smoothed one times the weight."""
+
+    weighted: Tensor
+    sums: Losses
+
+
+@triton.jit
+def _loss_kernel(
+    logits_ptr, targets_ptr, allowed_ptr, weight_ptr, losses_ptr, rows, padded, smoothing, PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: its losses, and in place of its logits their gradient times the weight."""
+    row = tl.program_id(0)
+    logits_ptr += row.to(tl.int64) * padded
+    target = tl.load(targets_ptr + row)
+    largest = -3.4e38
+    mass, total, number, at_target = 0.0, 0.0, 0.0, 0.0
+    for start in range(0, padded, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        allowed = tl.load(allowed_ptr + columns, mask=columns < padded, other=0) != 0
+        x = tl.load(logits_ptr + columns, mask=columns < padded, other=0.0).to(tl.float32)
+        newly_largest = tl.maximum(largest, tl.max(tl.where(allowed, x, -3.4e38), axis=0))
+        powers = tl.where(allowed, tl.exp(x - newly_largest), 0.0)
+        mass = mass * tl.exp(largest - newly_largest) + tl.sum(powers, axis=0)
+        largest = newly_largest
+        total += tl.sum(tl.where(allowed, x, 0.0), axis=0)
+        number += tl.sum(allowed.to(tl.float32), axis=0)
+        at_target += tl.sum(tl.where(allowed & (columns == target), x, 0.0), axis=0)
+    log_mass = largest + tl.log(mass)
+    counted = (target != PAD) & (tl.load(allowed_ptr + target) != 0)
+    plain = log_mass - at_target
+    smoothed = (1 - smoothing) * plain + smoothing * (log_mass - total / number)
+    tl.store(losses_ptr + row, tl.where(counted, smoothed, 0.0))
+    tl.store(losses_ptr + rows + row, tl.where(counted, plain, 0.0))
+    tl.store(losses_ptr + 2 * rows + row, tl.where(counted, 1.0, 0.0))
+    weight = tl.where(counted, tl.load(weight_ptr), 0.0)
+    for start in range(0, padded, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        allowed = tl.load(allowed_ptr + columns, mask=columns < padded, other=0) != 0
+        x = tl.load(logits_ptr + columns, mask=columns < padded, other=0.0).to(tl.float32)
+        wanted = smoothing / number + tl.where(columns == target, 1 - smoothing, 0.0)
+        slope = (tl.exp(x - log_mass) - wanted) * weight
+        tl.store(logits_ptr + columns, tl.where(allowed & counted, slope, 0.0), mask=columns < padded)
+
+
+class _ProjectedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        table: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        allowed: Tensor,
+        smoothing: float,
+        weight: Tensor,
+        run: FusedRun,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dtype, types = compute_dtype(states), len(allowed)
+        rows, targets = states.reshape(-1, states.shape[-1]).to(dtype), targets.reshape(-1)
+        padded = whole(types)
+        half_table = in_dtype(table, dtype, run.flat)
+        half_table = F.pad(half_table, (0, 0, 0, padded - len(half_table)))
+        half_bias = F.pad(in_dtype(bias, dtype, run.flat), (0, padded - types))
+        with torch.autocast(states.device.type, enabled=False):
+            logits = F.linear(rows, half_table, half_bias)
+        losses = torch.empty(3, len(rows), device=states.device)
+        _loss_kernel[(len(rows),)](
+            logits, targets, F.pad(allowed, (0, padded - types)), weight, losses, len(rows), padded, smoothing, PAD=PAD,
+            BLOCK=1_024, num_warps=4,
+        )  # fmt: skip
+        smoothed, plain, tokens = losses.sum(dim=1)
+        ctx.save_for_backward(logits, rows, half_table, table, bias)
+        ctx.run, ctx.states_shape, ctx.states_dtype = run, states.shape, states.dtype
+        ctx.mark_non_differentiable(smoothed, plain, tokens)
+        return smoothed * weight, smoothed, plain, tokens
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        slopes, rows, half_table, table, bias = ctx.saved_tensors
+        factor = to_loss.to(rows.dtype)  # 1 in training; on small tensors it costs next to nothing
+        to_states = ((slopes @ half_table) * factor).view(ctx.states_shape).to(ctx.states_dtype)
+        slopes = slopes[:, : len(table)]
+        if table.dtype == torch.float32:
+            room = gradient_room(table, ctx.run.flat)
+            add_product(room[0], slopes.t(), rows * factor)
+            to_table = hand_back(table, room)
+        else:
+            to_table = slopes.t() @ (rows * factor)
+        to_bias = torch.zeros(len(bias), device=bias.device)
+        add_column_sums(to_bias, slopes[:, : len(bias)])
+        return to_states, to_table, (to_bias * to_loss).to(bias.dtype), *[None] * 5
+
+
+def projected_loss(
+    run: FusedRun,
+    states_btd: Tensor,
+    table: Tensor,
+    bias: Tensor,
+    targets_bt: Tensor,
+    allowed: Tensor,
+    smoothing: float,
+    weight: Tensor,
+) -> WeightedLosses:
+    """`label_smoothed_loss` of states · tableᵀ + bias over the allowed types, and its smoothed sum times `weight`.
+
+    The table has a row for each type, and may have more at its end, whose gradient is zero.
+    """
+    weighted, *sums = _ProjectedLoss.apply(states_btd, table, bias, targets_bt, allowed, smoothing, weight, run)
+    return WeightedLosses(weighted, Losses(*sums))

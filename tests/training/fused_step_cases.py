@@ -1,0 +1,210 @@
+"""Loss, update and whole steps by fused kernels against their plain reference: on a GPU, or in Triton's interpreter."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from qknorm.config import Dropout, Model, Training
+from qknorm.models.fused_run import FlatParameters, FusedRun
+from qknorm.models.translator import Translator
+from qknorm.training.fast import Fast
+from qknorm.training.flat_update import FlatUpdate
+from qknorm.training.fused_loss import projected_loss
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.step import Sums, TrainingStep
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VOCABULARY = 21
+PARTS = ["linear", "layers", "loss", "update"]
+
+
+def make_run(flat=None) -> FusedRun:
+    return FusedRun(torch.tensor([5], device=DEVICE), flat=flat)
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("types", "smoothing", "more_rows"), [(16, 0.0, 0), (37, 0.1, 3), (37, 0.0, 0), (1_100, 0.1, 3)]
+)
+def test_the_loss_and_its_gradients_equal_the_reference(types, smoothing, more_rows):
+    states, bias = (3 * draw(2, 4, 8)).requires_grad_(), draw(types).requires_grad_()
+    table = torch.cat([draw(types, 8), torch.zeros(more_rows * (-types % 8 > 2), 8, device=DEVICE)]).requires_grad_()
+    targets = torch.tensor([[4, 8, 3, 0], [7, 6, 5, 0]], device=DEVICE)  # 0 is padding, 6 may not be produced
+    allowed = torch.ones(types, dtype=torch.bool, device=DEVICE)
+    allowed[[0, 1, 2, 6, 9]] = False
+    weight = torch.tensor(0.25, device=DEVICE)
+    logits = (states @ table[:types].T + bias).masked_fill(~allowed, -torch.inf)
+    expected = label_smoothed_loss(logits, targets, allowed, smoothing)
+    found = projected_loss(make_run(), states, table, bias, targets, allowed, smoothing, weight)
+    torch.testing.assert_close(found.weighted, expected.smoothed * weight, rtol=1e-5, atol=1e-5)
+    for mine, reference in zip(found.sums, expected, strict=True):
+        torch.testing.assert_close(mine, reference, check_dtype=False, rtol=1e-5, atol=1e-5)
+    inputs = [states, table, bias]
+    gradients = torch.autograd.grad(3 * found.weighted, inputs)
+    for mine, reference in zip(gradients, torch.autograd.grad(3 * expected.smoothed * weight, inputs), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_over_nothing_is_zero_and_a_bad_one_shows():
+    states, table, bias = draw(1, 3, 8).requires_grad_(), draw(16, 8).requires_grad_(), draw(16).requires_grad_()
+    allowed, weight = torch.ones(16, dtype=torch.bool, device=DEVICE), torch.ones((), device=DEVICE)
+    nothing = torch.zeros(1, 3, dtype=torch.long, device=DEVICE)
+    found = projected_loss(make_run(), states, table, bias, nothing, allowed, 0.1, weight)
+    assert [float(x) for x in found.sums] == [0, 0, 0]
+    assert not any(gradient.any() for gradient in torch.autograd.grad(found.weighted, [states, table, bias]))
+    broken = states.detach().clone()
+    broken[0, 1, 2] = torch.nan
+    broken.requires_grad_()
+    found = projected_loss(make_run(), broken, table, bias, nothing + 5, allowed, 0.1, weight)
+    assert found.weighted.isnan()
+    assert torch.autograd.grad(found.weighted, table)[0].isnan().any()
+
+
+def test_logits_far_from_zero_neither_overflow_nor_vanish():
+    states, bias = torch.eye(8, device=DEVICE)[None] * 300, torch.zeros(16, device=DEVICE)
+    table = draw(16, 8).requires_grad_()
+    targets, allowed = torch.arange(4, 12, device=DEVICE)[None], torch.ones(16, dtype=torch.bool, device=DEVICE)
+    found = projected_loss(make_run(), states, table, bias, targets, allowed, 0.1, torch.ones((), device=DEVICE))
+    expected = label_smoothed_loss(states @ table.T, targets, allowed, 0.1)
+    torch.testing.assert_close(found.sums.smoothed, expected.smoothed, rtol=1e-5, atol=1e-2)
+    assert torch.autograd.grad(found.weighted, table)[0].isfinite().all()
+
+
+def make_update(decay: float, clip: float, half: torch.dtype | None = None):
+    parameters = [nn.Parameter(draw(*shape)) for shape in ((3, 5), (), (70,), (40, 40))]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(parameters, lr=1.0, betas=(0.9, 0.999), weight_decay=decay, fused=True)
+    optimizer.found_inf, optimizer.grad_scale = torch.ones((), device=DEVICE), None
+    optimizer.step()  # makes the moments
+    del optimizer.found_inf, optimizer.grad_scale
+    sums = torch.zeros(5, dtype=torch.float64, device=DEVICE)
+    flat = FlatParameters(parameters, half)
+    return parameters, optimizer, flat, FlatUpdate(flat, optimizer, clip, sums), sums
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+def test_updates_equal_clipping_and_adamw(decay, clip):
+    parameters, _, flat, update, sums = make_update(decay, clip, torch.bfloat16)
+    plain = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    reference = torch.optim.AdamW(plain, lr=1.0, betas=(0.9, 0.999), weight_decay=decay)
+    assert not sums.any()
+    for rate in (1e-2, 2e-2, 5e-3):
+        gradients = [draw(*parameter.shape) for parameter in parameters]
+        for mine, theirs, gradient in zip(parameters, plain, gradients, strict=True):
+            mine.grad.copy_(gradient)
+            theirs.grad = gradient.clone()
+        nn.utils.clip_grad_norm_(plain, clip)
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+        update.rate.fill_(rate)
+        update()
+        for mine, theirs in zip(parameters, plain, strict=True):
+            torch.testing.assert_close(mine.detach(), theirs.detach(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(flat.half_of(mine).float(), mine.detach(), rtol=2**-7, atol=0)
+            assert not mine.grad.any()
+    assert sums.tolist() == [0, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_step_changes_nothing_but_a_count(bad):
+    parameters, optimizer, _, update, sums = make_update(0.1, 1.0)
+    for parameter in parameters:
+        parameter.grad.fill_(0.5)
+    update.rate.fill_(0.1)
+    update()
+    values = [parameter.detach().clone() for parameter in parameters]
+    moments = copy.deepcopy(optimizer.state_dict()["state"])
+    parameters[2].grad[3] = bad
+    update()
+    assert sums.tolist() == [0, 0, 0, 2, 1]
+    for parameter, value in zip(parameters, values, strict=True):
+        assert torch.equal(parameter, value) and not parameter.grad.any()
+    for number, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], moments[number][name]) for name in state)
+
+
+def test_moments_that_are_put_back_are_used():
+    parameters, optimizer, _, update, _ = make_update(0.0, 1.0)
+    for parameter in parameters:
+        parameter.grad.copy_(draw(*parameter.shape))
+    update.rate.fill_(0.1)
+    update()
+    saved = copy.deepcopy(optimizer.state_dict())
+    values = [parameter.detach().clone() for parameter in parameters]
+    results = []
+    for way in ("go on", "put back"):
+        if way == "put back":
+            optimizer.load_state_dict(saved)
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.data.copy_(value)
+        for parameter in parameters:
+            parameter.grad.fill_(0.01)
+        update()
+        results.append([parameter.detach().clone() for parameter in parameters])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def make_model(**changes) -> Translator:
+    torch.manual_seed(3)
+    sizes = {"width": 16, "feed_forward": 24, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
+    allowed = torch.ones(VOCABULARY, dtype=torch.bool)
+    allowed[[0, 1, 2]] = False
+    settings = Model(**sizes, dropout=Dropout.everywhere(0.0, word=0.0), **changes)
+    return Translator(VOCABULARY, settings, scale_init=3.0, allowed=allowed).to(DEVICE).train()
+
+
+def make_batch(seed: int) -> tuple[torch.Tensor, ...]:
+    random = torch.Generator().manual_seed(seed)
+    source, target = (torch.randint(4, VOCABULARY, (2, 5), generator=random) for _ in range(2))
+    source[0, 3:] = target[1, 4:] = 0
+    start = torch.full((2, 1), 2)
+    return tuple(x.to(DEVICE) for x in (source, torch.cat([start, target[:, :-1]], dim=1), target))
+
+
+@functools.cache
+def take_steps(fast: Fast, fixnorm: bool) -> tuple[Sums, dict[str, torch.Tensor]]:
+    """Two steps, the first from two batches: what was summed up, and the weights after."""
+    model = make_model(fixnorm=fixnorm)
+    settings = Training(precision="float32", compile=False, clip=0.5, weight_decay=0.01)
+    step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+    step([make_batch(0), make_batch(1)], 17, 1e-2)
+    step([make_batch(2)], 9, 1e-2)
+    return step.read_sums(), model.state_dict()
+
+
+@pytest.mark.parametrize("part", [*PARTS, "all", "all, no fixnorm"])
+def test_steps_equal_plain_steps_with_any_part(part):
+    fast, fixnorm = Fast(**{part: True}) if part in PARTS else Fast.everything(), part != "all, no fixnorm"
+    (one, plain), (other, fused) = take_steps(Fast(), fixnorm), take_steps(fast, fixnorm)
+    assert list(plain) == list(fused)
+    for name, value in plain.items():
+        torch.testing.assert_close(fused[name], value, rtol=2e-3, atol=2e-4)
+    assert one.steps == other.steps == 2 and one.tokens == other.tokens and other.bad_steps == 0
+    assert other.smoothed == pytest.approx(one.smoothed, rel=1e-4)
+    assert other.plain == pytest.approx(one.plain, rel=1e-4)
+
+
+def test_weights_that_are_put_back_reach_the_half_precision_copy():
+    settings = Training(precision="bfloat16", compile=False)
+    model = make_model()
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    step = TrainingStep(model, model, settings, DEVICE, fast=Fast(linear=True))
+    batch, losses = make_batch(0), []
+    for way in ("fresh", "trained", "put back"):
+        if way == "put back":
+            with torch.no_grad():
+                for name, value in model.state_dict().items():
+                    value.copy_(saved[name])
+        step([batch], 9, 0.3)
+        losses.append(step.read_sums().smoothed)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-3)
+    assert abs(losses[1] - losses[0]) > 1e-2 * losses[0]

@@ -1,0 +1,53 @@
+"""Fused steps: their cases in Triton's interpreter, and that on the CPU asking for them changes nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from qknorm.config import Dropout, Model, Training
+from qknorm.models.translator import Translator
+from qknorm.training.fast import Fast
+from qknorm.training.step import TrainingStep
+
+CASES = Path(__file__).with_name("fused_step_cases.py")
+
+
+@pytest.mark.slow
+def test_the_kernels_in_tritons_interpreter() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernels_on_the_gpu() -> None:
+    assert pytest.main(["-q", str(CASES)]) == 0
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs kernels on the CPU")
+def test_on_the_cpu_asking_for_everything_changes_not_one_bit() -> None:
+    ids, results = torch.randint(4, 20, (2, 5)), []
+    for fast in (None, Fast.everything()):
+        torch.manual_seed(0)
+        sizes = {"width": 16, "feed_forward": 24, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
+        model = Translator(20, Model(**sizes, dropout=Dropout.everywhere(0.3))).train()
+        step = TrainingStep(model, model, Training(compile=False), torch.device("cpu"), fast=fast)
+        for _ in range(2):
+            step([(ids, ids, ids)], ids.numel(), 1e-2)
+        results.append((step.read_sums(), model.state_dict()))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(value, results[1][1][name]) for name, value in results[0][1].items())
