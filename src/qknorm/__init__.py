@@ -17,7 +17,8 @@ from qknorm.errors import InputError
 from qknorm.version import __version__
 
 if TYPE_CHECKING:
-    from qknorm.config import Prepare, Train
+    from qknorm.config import Prepare, Train, TrainLanguageModel
+    from qknorm.decoding.generate import TextGenerator
     from qknorm.decoding.translate import TextTranslator
     from qknorm.scoring import ScoringOptions, compare, score, score_report
     from qknorm.studies.recipes import preset
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from qknorm.text.subwords import Tokenizer
     from qknorm.training.averaging import average
     from qknorm.training.fit import train
-    from qknorm.training.run_folder import load
+    from qknorm.training.loading import load
 
 __all__ = [
     "InputError",
@@ -36,9 +37,11 @@ __all__ = [
     "PreparedData",
     "QKNorm",
     "ScoringOptions",
+    "TextGenerator",
     "TextTranslator",
     "Tokenizer",
     "Train",
+    "TrainLanguageModel",
     "__version__",
     "attend",
     "attend_with_weights",
@@ -57,7 +60,8 @@ __all__ = [
 
 # imported when first asked for: whoever wants attention alone waits for torch and nothing else
 _HOMES = {
-    "qknorm.config": ("Prepare", "Train"),
+    "qknorm.config": ("Prepare", "Train", "TrainLanguageModel"),
+    "qknorm.decoding.generate": ("TextGenerator",),
     "qknorm.decoding.translate": ("TextTranslator",),
     "qknorm.scoring": ("ScoringOptions", "compare", "score", "score_report"),
     "qknorm.studies.recipes": ("preset",),
@@ -66,7 +70,7 @@ _HOMES = {
     "qknorm.text.subwords": ("Tokenizer",),
     "qknorm.training.averaging": ("average",),
     "qknorm.training.fit": ("train",),
-    "qknorm.training.run_folder": ("load",),
+    "qknorm.training.loading": ("load",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

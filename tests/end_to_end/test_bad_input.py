@@ -173,7 +173,7 @@ def test_mistakes_in_the_words_of_train(capsys: pytest.CaptureFixture[str], tiny
 
 def test_train_without_data_or_dev(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert "no folder; make it with qknorm prepare" in refuse(capsys, "train", tmp_path / "absent", "--run", run)
+    assert "does not exist; name a folder" in refuse(capsys, "train", tmp_path / "absent", "--run", run)
     few = write_pairs(tmp_path / "text", "few", sentences(5), upper)
     assert "too few" in succeed_with_notes(capsys, "prepare", tmp_path / "data", *SIDES, "--train", *few)
     assert "has no dev set" in refuse(capsys, "train", tmp_path / "data", "--run", run)

@@ -12,9 +12,12 @@ from qknorm.version import __version__
 VERBS = {
     "demo": "train and use a small translator on the embedded corpus, in about a minute",
     "prepare": "clean parallel text, learn subwords, write token ids",
-    "train": "train a translator, or go on training one",
+    "train": "train a translator or a language model, or go on training one",
+    "generate": "write text with a language model",
     "translate": "translate files, standard input, or what you type",
     "score": "BLEU, chrF and TER with signatures; paired tests between systems",
+    "inspect": "what attention does in a run: measures, a page to look at, pictures",
+    "study": "the papers' experiments: runs, tests, tables and pictures",
     "average": "the mean of several checkpoints",
     "corpora": "list and download data sets by name",
 }
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # a type of PyTorch's, which not every verb imports; its libraries also say it in other errors
         if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
             raise
-        smaller = "--training.batch-tokens or --decoding.batch-tokens" if verb == "train" else "--beam"
+        smaller = "--training.batch-tokens, --training.batch or --decoding.batch-tokens" if verb == "train" else "--beam"
         _fail(f"the GPU has no memory left; lower {smaller}, end what else runs on it, or use --device cpu", 1)
 
 

@@ -1,22 +1,26 @@
 """`qknorm train`."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from qknorm.cli.display import console, parse, suggest
-from qknorm.config import Train, read_settings
+from qknorm.config import AnyTrain, Train, TrainLanguageModel, read_settings
+from qknorm.errors import InputError
 from qknorm.studies.recipes import preset
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Trains a translator on a folder that `qknorm prepare` wrote, or goes on training one.
+    """Trains a translator on a folder that `qknorm prepare` wrote, or a language model on a text file.
+
+    The settings below are those of a translator; `qknorm train TEXT --help` lists those of a language model.
 
     Examples:
 
@@ -28,11 +32,13 @@ class Arguments:
 
       qknorm train data/gl-en --run runs/gl-en --resume
 
+      qknorm train shakespeare.txt --run runs/shakespeare
+
       torchrun --nproc-per-node 4 -m qknorm train data/gl-en --run-folder runs/gl-en
     """
 
     data: tyro.conf.Positional[Path]
-    """Folder that `qknorm prepare` wrote."""
+    """Folder that `qknorm prepare` wrote, or a text file."""
     # an older argparse lets torchrun take --run for its own --run-path
     run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
     """Run folder to write: settings, tokenizer, metrics, checkpoints. Under torchrun write --run-folder."""
@@ -49,12 +55,47 @@ class Arguments:
     settings: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
 
 
+@dataclass(frozen=True)
+class LanguageModelArguments:
+    """Trains a language model on the characters of a text file, whose end is held out to evaluate on.
+
+    Examples:
+
+      qknorm train shakespeare.txt --run runs/shakespeare
+
+      qknorm train shakespeare.txt --run runs/p3 --model.attention.p 3 --model.attention.scale-matched
+
+      qknorm train shakespeare.txt --run runs/small --preset character-lm-small --model.positions rotary
+
+      qknorm train shakespeare.txt --run runs/shakespeare --resume
+    """
+
+    data: tyro.conf.Positional[Path]
+    """Text file, UTF-8."""
+    run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
+    """Run folder to write: settings, characters, metrics, checkpoints. Under torchrun write --run-folder."""
+    preset: str = "character-lm"
+    """Settings to start from: character-lm, or character-lm-small for a CPU."""
+    config: Path | None = None
+    """TOML file of settings that go over the preset's; options given here go over both."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run, with the run's own settings."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one if not given."""
+    quiet: bool = False
+    """Print only the outcome."""
+    settings: Annotated[TrainLanguageModel, tyro.conf.arg(name="")] = field(default_factory=TrainLanguageModel)
+
+
+AnyArguments = Arguments | LanguageModelArguments
+
+
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
     from qknorm.training.fit import train
 
     arguments = _parse(list(words))
-    as_it_was = arguments.resume and arguments.settings == preset(Arguments.preset)
+    as_it_was = arguments.resume and arguments.settings == preset(type(arguments).preset)
     outcome = train(
         arguments.data,
         arguments.run,
@@ -66,16 +107,22 @@ def run(words: Sequence[str]) -> None:
     if outcome is None:  # a process that does not lead its team
         _leave_team_at_once(0)
         return
+    best = "not evaluated yet"
+    if math.isfinite(outcome.best_score):
+        told = outcome.measure.in_words(outcome.best_score)
+        best = f"best dev {outcome.measure.name} {told} at step {outcome.best_step:,}"
     console.print(
-        f"{outcome.reason} at step {outcome.step:,} after {outcome.seconds:,.0f} s; best dev BLEU "
-        f"{outcome.best_score:.2f} at step {outcome.best_step:,}",
+        f"{outcome.reason} at step {outcome.step:,} after {outcome.seconds:,.0f} s; {best}",
         soft_wrap=True,
     )
     if outcome.interrupted:
         suggest("Go on", "qknorm", "train", arguments.data, "--run", arguments.run, "--resume")
         _leave_team_at_once(130)
         raise SystemExit(130)
-    suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
+    if isinstance(arguments, LanguageModelArguments):
+        suggest("Next", "qknorm", "generate", arguments.run)
+    else:
+        suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
     _leave_team_at_once(0)
 
 
@@ -87,16 +134,35 @@ def _leave_team_at_once(status: int) -> None:
         os._exit(status)
 
 
-def _parse(words: list[str]) -> Arguments:
+def _parse(words: list[str]) -> AnyArguments:
     """Presets and files are the defaults that the options go over, so they are looked up first."""
-    name = _value_of(words, "--preset") or Arguments.preset
-    base = preset(name)
-    config = _value_of(words, "--config")
+    config, name = _value_of(words, "--config"), _value_of(words, "--preset")
+    text = _text_file(words)
+    kind: type[AnyArguments] = Arguments if text is None else LanguageModelArguments
+    base = preset(name or kind.preset)
+    if text is None and isinstance(base, TrainLanguageModel):
+        kind = LanguageModelArguments  # the file may be missing: `train` says so
+    if text is not None and isinstance(base, Train):
+        raise InputError(f"{text} is a text file, and {name} a preset for prepared folders; use character-lm")
     if config is not None:
-        base = read_settings(Path(config), Train, base)
-    defaults = Arguments(data=tyro.MISSING, run=tyro.MISSING, preset=name, settings=base)
-    parsed: Arguments = parse(Arguments, words, "train", default=defaults)
+        base = _read(Path(config), base)
+    unset: dict[str, Any] = {"data": tyro.MISSING, "run": tyro.MISSING}
+    defaults = kind(**unset, preset=name or kind.preset, settings=base)  # type: ignore[arg-type]
+    parsed: AnyArguments = parse(kind, words, "train", default=defaults)
     return parsed
+
+
+def _read(path: Path, base: AnyTrain) -> AnyTrain:
+    if isinstance(base, TrainLanguageModel):
+        return read_settings(path, TrainLanguageModel, base)
+    return read_settings(path, Train, base)
+
+
+def _text_file(words: list[str]) -> str | None:
+    """The text file among the words, if there is one, which is no option nor the value of one of ours."""
+    named = ("--run", "--run-folder", "--preset", "--config", "--device")
+    free = [word for before, word in zip(["", *words], words, strict=False) if before not in named]
+    return next((word for word in free if not word.startswith("-") and Path(word).is_file()), None)
 
 
 def _value_of(words: list[str], option: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,48 @@ from torch.nn import functional as F
 
 from qknorm.attention import MultiheadAttention, lp_normalize
 from qknorm.attention.dropout import Dropout
-from qknorm.config import Model
+from qknorm.config import Attention, Model
+from qknorm.models.fused_run import current_run
+
+
+class DropoutShares(Protocol):
+    """What a sublayer drops in training."""
+
+    @property
+    def residual(self) -> float: ...
+    @property
+    def attention(self) -> float: ...
+    @property
+    def feed_forward(self) -> float: ...
+
+
+class LayerSettings(Protocol):
+    """What a layer must know of the settings of its model, whichever model that is."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int | None: ...
+    @property
+    def attention(self) -> Attention: ...
+    @property
+    def norm(self) -> Literal["layer", "scale", "rms", "none"]: ...
+    @property
+    def norm_position(self) -> Literal["pre", "post"]: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def rotary_order(self) -> Literal["before_norm", "after_norm"]: ...
+    @property
+    def activation(self) -> Literal["relu", "gelu", "swiglu"]: ...
+    @property
+    def biases(self) -> bool: ...
+    @property
+    def dropout(self) -> DropoutShares: ...
 
 
 class ScaleNorm(nn.Module):
@@ -23,20 +65,25 @@ class ScaleNorm(nn.Module):
         return lp_normalize(x) * self.scale.to(x.dtype)
 
 
-def make_norm(settings: Model) -> nn.Module:
+def make_norm(settings: LayerSettings) -> nn.Module:
     """The norm that stands around sublayers."""
     if settings.norm == "scale":
         return ScaleNorm(settings.width)
-    return nn.LayerNorm(settings.width) if settings.norm == "layer" else nn.RMSNorm(settings.width, eps=1e-6)
+    if settings.norm == "rms":
+        return nn.RMSNorm(settings.width, eps=1e-6)
+    if settings.norm == "none":
+        return nn.Identity()
+    return nn.LayerNorm(settings.width, bias=settings.biases)
 
 
-def make_attention(settings: Model, scale_init: float | None, *, positions: bool) -> MultiheadAttention:
+def make_attention(settings: LayerSettings, scale_init: float | None, *, positions: bool) -> MultiheadAttention:
     """One attention module; `positions` says whether rotary positions make sense there (not across languages)."""
     attention = settings.attention
     return MultiheadAttention(
         settings.width,
         settings.heads,
         dropout=settings.dropout.attention,
+        bias=settings.biases,
         batch_first=True,
         num_kv_heads=settings.kv_heads,
         qk_norm=attention.qk_norm,
@@ -53,15 +100,22 @@ def make_attention(settings: Model, scale_init: float | None, *, positions: bool
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, or SwiGLU's three."""
 
-    def __init__(self, settings: Model) -> None:
+    def __init__(self, settings: LayerSettings) -> None:
         super().__init__()
         self.activation = settings.activation
         widened = settings.feed_forward * (2 if self.activation == "swiglu" else 1)
-        self.widen = nn.Linear(settings.width, widened)
-        self.narrow = nn.Linear(settings.feed_forward, settings.width)
+        self.widen = nn.Linear(settings.width, widened, bias=settings.biases)
+        self.narrow = nn.Linear(settings.feed_forward, settings.width, bias=settings.biases)
         self.dropout = Dropout(settings.dropout.feed_forward)
 
     def forward(self, x: Tensor) -> Tensor:
+        run = current_run()
+        if run is not None and run.layers and self.training and self.activation == "relu":
+            from qknorm.models.fused_layers import bias_relu_dropout
+
+            widened = F.linear(x, self.widen.weight)
+            fused: Tensor = self.narrow(bias_relu_dropout(run, widened, self.widen.bias, self.dropout.p))
+            return fused
         hidden = self.widen(x)
         if self.activation == "swiglu":
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -75,7 +129,7 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """x + dropout(sublayer(norm(x))), or norm(x + dropout(sublayer(x)))."""
 
-    def __init__(self, settings: Model) -> None:
+    def __init__(self, settings: LayerSettings) -> None:
         super().__init__()
         self.norm = make_norm(settings)
         self.before = settings.norm_position == "pre"

@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, initial_scale, matched_scale
 from qknorm.attention.dropout import Dropout
 from qknorm.config import Model
+from qknorm.models import fused_translator
 from qknorm.models.layers import (
     FeedForward,
+    LayerSettings,
     Residual,
     WordVectors,
     init_weights,
@@ -147,6 +149,8 @@ class Translator(nn.Module):
     def encode(self, source: Tensor) -> Memory:
         """Reads source ids (b, s), padded with 0 at the end."""
         real = (source != PAD)[:, None, None, :]
+        if (run := fused_translator.run_for(self)) is not None:
+            return Memory(fused_translator.encode(self, run, source, Visibility(real, None)), real)
         x = self._embed(source, self.words.table(), side=0, past=0)
         for layer in self.encoder:
             x = self._run(layer, x, Visibility(real, None))
@@ -154,6 +158,8 @@ class Translator(nn.Module):
 
     def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
         """States (b, t, width) after reading target ids (b, t), which with a cache follow on what it has seen."""
+        if cache is None and (run := fused_translator.run_for(self)) is not None:
+            return fused_translator.decode(self, run, target, memory)
         words = self._table("target", cache)
         x = self._embed(target, words, side=1, past=0 if cache is None else cache.length)
         for i, layer in enumerate(self.decoder):
@@ -174,8 +180,7 @@ class Translator(nn.Module):
         """The word vectors of the target or the output; while decoding they are worked out once."""
         if cache is not None and which in cache.words:
             return cache.words[which]
-        words = (self.output_words if which == "output" else None) or self.target_words or self.words
-        table = words.table()
+        table = self.words_of(which).table()
         if cache is not None:
             cache.words[which] = table
         return table
@@ -183,6 +188,19 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits (b, t, vocabulary) of the token after each target token."""
         return self.score(self.decode(self._drop_words(target), self.encode(self._drop_words(source))))
+
+    def words_of(self, which: str) -> WordVectors:
+        """The word vectors of the `target` or the `output`."""
+        return (self.output_words if which == "output" else None) or self.target_words or self.words
+
+    def states_and_table(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What logits are made of, for a loss that makes them itself: states, and the word vectors of the output.
+
+        Without `allowed` and the output's bias; the table may have rows of zeros at its end.
+        """
+        states = self.decode(self._drop_words(target), self.encode(self._drop_words(source)))
+        run = fused_translator.run_for(self)
+        return states, self.words_of("output").table() if run is None else fused_translator.output_table(self, run)
 
     def scales(self) -> dict[str, float]:
         """The scale g of every attention (the mean where it has one a head), by name."""
@@ -252,7 +270,7 @@ class Translator(nn.Module):
         return sinusoids(length, self.settings.width, slip=self.settings.positions == "sinusoid-slip")
 
 
-def start_of_scale(settings: Model, length: float) -> float | None:
+def start_of_scale(settings: LayerSettings, length: float) -> float | None:
     """Where every scale starts: the setting, or by the paper from this length of training sentences; None for √d."""
     attention = settings.attention
     if attention.qk_norm != "lp":

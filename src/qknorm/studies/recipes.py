@@ -1,10 +1,28 @@
-"""Every setting of the paper as a preset, one for each pair and system, and our own default."""
+"""Every setting of the papers as a preset, one for each pair and system, and our own defaults."""
 
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from qknorm.config import Attention, Decoding, Dropout, Model, Schedule, Train, Training
+from pydantic import ValidationError
+
+from qknorm.config import (
+    AnyTrain,
+    Attention,
+    Decoding,
+    Dropout,
+    LanguageModel,
+    LanguageModelDropout,
+    LanguageModelTraining,
+    Model,
+    Schedule,
+    Train,
+    Training,
+    TrainLanguageModel,
+    explain_validation,
+    merge,
+)
 from qknorm.errors import InputError
 
 PAIRS = ("en-vi", "ar-en", "en-he", "gl-en", "sk-en")
@@ -12,6 +30,17 @@ PAIRS = ("en-vi", "ar-en", "en-he", "gl-en", "sk-en")
 
 MERGES = {"en-vi": 8_000, "ar-en": 8_000, "en-he": 8_000, "gl-en": 3_000, "sk-en": 8_000}
 """Joint BPE merges, which belong to `qknorm prepare`."""
+
+CORPORA = {
+    **{pair: f"ted-{pair}" for pair in PAIRS if pair != "en-vi"},
+    "en-vi": "iwslt15-en-vi",
+    "de-en": "iwslt14-de-en",
+    "en-de": "multi30k-en-de",
+}
+"""The data set of a pair, by its name in `qknorm corpora list`."""
+
+PRETOKENIZED = frozenset(PAIRS)
+"""Pairs whose data set comes in tokens, which `qknorm prepare` is to be told."""
 
 _EVALUATE_EVERY = {"en-vi": 1_500, "ar-en": 2_000, "en-he": 2_000, "gl-en": 100, "sk-en": 600}
 
@@ -45,6 +74,21 @@ def paper(pair: str, system: str) -> Train:
         ),
         decoding=Decoding(beam=4, length_penalty=0.6, extra_length=50),
     )
+
+
+def change(settings: Train, changes: Mapping[str, object]) -> Train:
+    """The settings with some changed, by their dotted names such as model.heads; all are checked again."""
+    tree: dict[str, Any] = {}
+    for name, value in changes.items():
+        *groups, last = name.split(".")
+        place = tree
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[last] = value
+    try:
+        return Train.model_validate(merge(settings.model_dump(), tree))
+    except ValidationError as error:
+        raise InputError(explain_validation(error, "settings of the experiment")) from None
 
 
 def low_resource() -> Train:
@@ -92,9 +136,30 @@ def demo() -> Train:
     )
 
 
-PRESETS: dict[str, Callable[[], Train]] = {
+def character_lm() -> TrainLanguageModel:
+    """The language model of López-Rubio et al. 2026 at p = 2.
+
+    What they do not tell (learning rate, iterations, batch, start of the scale) is nanoGPT's for characters and the
+    first paper's: our assumption.
+    """
+    return TrainLanguageModel()
+
+
+def character_lm_small() -> TrainLanguageModel:
+    """A language model so small that a CPU trains it in a few minutes."""
+    return TrainLanguageModel(
+        model=LanguageModel(
+            width=128, feed_forward=512, layers=4, heads=4, context=64, dropout=LanguageModelDropout.everywhere(0.0)
+        ),
+        training=LanguageModelTraining(batch=16, max_steps=2_000),
+    )
+
+
+PRESETS: dict[str, Callable[[], AnyTrain]] = {
     "low-resource": low_resource,
     "demo": demo,
+    "character-lm": character_lm,
+    "character-lm-small": character_lm_small,
     **{
         f"paper-{system}-{pair}": functools.partial(paper, pair, system)
         for system in ("qknorm", "baseline")
@@ -103,7 +168,7 @@ PRESETS: dict[str, Callable[[], Train]] = {
 }
 
 
-def preset(name: str) -> Train:
+def preset(name: str) -> AnyTrain:
     """The settings of this name."""
     if name not in PRESETS:
         near = difflib.get_close_matches(name, PRESETS, n=1)

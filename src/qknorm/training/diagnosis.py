@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 
-def name_first_bad_part(model: nn.Module, source: Tensor, target: Tensor) -> str:
+def name_first_bad_part(model: nn.Module, *inputs: Tensor) -> str:
     """In words, the first module in the order of computation whose output is not finite, and what went into it."""
     first: list[str] = []
     hooks = []
@@ -31,7 +31,7 @@ def name_first_bad_part(model: nn.Module, source: Tensor, target: Tensor) -> str
             hooks.append(module.register_forward_hook(watch(name)))
     try:
         with torch.no_grad(), getattr(model, "uncompiled", nullcontext)():
-            logits = model(source, target)
+            logits = model(*inputs)
     finally:
         for hook in hooks:
             hook.remove()

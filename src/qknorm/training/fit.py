@@ -1,48 +1,67 @@
 """Training as one call: opens the data, lays out or reopens the run folder, joins the team, trains."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from qknorm.config import Train
+from qknorm.config import AnyTrain, Train, TrainLanguageModel
 from qknorm.errors import InputError
+from qknorm.text.characters import CharacterText
 from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import list_steps
+from qknorm.training.language_modelling import LanguageModelTask
+from qknorm.training.language_run import LanguageModelAbout, create_language_run, read_language_run
 from qknorm.training.loop import Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
 from qknorm.training.record import Recorder
-from qknorm.training.run_folder import SETTINGS, About, create_run, is_run, is_unborn, read_run
+from qknorm.training.run_folder import (
+    LANGUAGE_MODEL,
+    SETTINGS,
+    TRANSLATOR,
+    About,
+    Facts,
+    create_run,
+    is_run,
+    is_unborn,
+    read_run,
+    task_of,
+)
+from qknorm.training.task import Task
+from qknorm.training.translation import TranslationTask
 
 
 def train(
     data: str | Path,
     run: str | Path,
-    settings: Train | None = None,
+    settings: AnyTrain | None = None,
     *,
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
 ) -> Outcome | None:
-    """Trains a translator on prepared data; returns how it ended (None in processes that do not lead a team).
+    """Trains a translator on a prepared folder, or a language model on a text file; returns how it ended.
 
-    A new run needs `settings`, such as `qknorm.preset("low-resource")`, the command's default; with `resume` a run goes
-    on from its newest checkpoint by its own, exactly as if it had never stopped.
+    A new run needs `settings`, such as `qknorm.preset("low-resource")` for a folder and `qknorm.preset("character-lm")`
+    for a text, the command's defaults; with `resume` a run goes on from its newest checkpoint by its own, exactly as if
+    it had never stopped. Processes that do not lead a team get None.
     """
     data, run = Path(data), Path(run)
-    prepared = PreparedData.load(data)
-    if "dev" not in prepared.splits:
-        raise InputError(f"{data} has no dev set to evaluate on; prepare it with --dev, or with more than ten pairs")
+    kind = _kind_of(data)
+    opened = kind.open(data)
     team = join_team(device)
     try:
-        settings, about = _open_run(run, settings, prepared, team, resume)
-        training = settings.training
-        recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet) if team.leads else None
+        own, facts = _open_run(kind, run, settings, data, opened, team, resume)
+        training, task = own.training, kind.task(own, facts, opened)
+        recorder = None
+        if team.leads:
+            recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet, measure=task.measure)
         try:
-            trainer = Trainer(run, settings, about, prepared, team, recorder)
+            trainer = Trainer(run, training, task, team, recorder)
             if recorder is not None and not resume:
                 recorder.truncate_to(-1)  # a training may have died here before its first checkpoint
             if resume:
@@ -50,7 +69,7 @@ def train(
                     if recorder is not None:
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
-                recorder.message(_describe(trainer, about))
+                recorder.message(_describe(trainer, facts))
             with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
                 team.wait()  # who leaves while others still talk can bring them down
@@ -77,37 +96,117 @@ def quick_kernels(device: torch.device, *, exact: bool = False) -> Iterator[None
         torch.set_float32_matmul_precision(before)
 
 
+# ------------------------------------------------------------------ what is trained on what
+
+
+class Opened(Protocol):
+    """Data to train on; its fingerprint tells whether a run goes on with those it began with."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+Data = TypeVar("Data", bound=Opened)
+Tree = TypeVar("Tree", Train, TrainLanguageModel)
+Known = TypeVar("Known", bound=Facts)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Data, Tree, Known]):
+    """What lies between a path and a task, for one kind of data."""
+
+    form: str
+    makes: str
+    example: str
+    settings: type[Tree]
+    open: Callable[[Path], Data]
+    create: Callable[[Path, Tree, Data], Known]
+    read: Callable[[Path], tuple[Tree, Known]]
+    task: Callable[[Tree, Known, Data], Task]
+
+
+def _open_prepared(folder: Path) -> PreparedData:
+    prepared = PreparedData.load(folder)
+    if "dev" not in prepared.splits:
+        raise InputError(f"{folder} has no dev set to evaluate on; prepare it with --dev, or with more than ten pairs")
+    return prepared
+
+
+_FOLDER: Kind[PreparedData, Train, About] = Kind(
+    "prepared folder", TRANSLATOR, "low-resource", Train, _open_prepared, create_run, read_run, TranslationTask
+)
+_TEXT: Kind[CharacterText, TrainLanguageModel, LanguageModelAbout] = Kind(
+    "text file",
+    LANGUAGE_MODEL,
+    "character-lm",
+    TrainLanguageModel,
+    CharacterText.load,
+    create_language_run,
+    read_language_run,
+    LanguageModelTask,
+)
+
+
+def _kind_of(data: Path) -> Kind[Any, Any, Any]:
+    if not data.exists():
+        raise InputError(f"{data} does not exist; name a folder that qknorm prepare wrote, or a text file")
+    return _TEXT if data.is_file() else _FOLDER
+
+
+# ------------------------------------------------------------------ the run folder
+
+
 def _open_run(
-    run: Path, settings: Train | None, prepared: PreparedData, team: Team, resume: bool
-) -> tuple[Train, About]:
+    kind: Kind[Any, Any, Any],
+    run: Path,
+    settings: AnyTrain | None,
+    data: Path,
+    opened: Opened,
+    team: Team,
+    resume: bool,
+) -> tuple[AnyTrain, Facts]:
+    """The settings and facts of the run, laid out anew or, to resume, as they are."""
+    if settings is not None and not isinstance(settings, kind.settings):
+        raise InputError(
+            f"{data} is a {kind.form} and trains a {kind.makes}; give its settings, such as the preset {kind.example}"
+        )
     if resume:
-        own, about = read_run(run)
-        if settings is not None and settings != own:
-            name = _first_difference(settings.model_dump(), own.model_dump())
-            raise InputError(
-                f"{run} goes on with its own settings, and {name} is another there; leave it out, or change it in "
-                f"{run / SETTINGS}"
-            )
-        if about.fingerprint != prepared.fingerprint:
-            raise InputError(
-                f"{run} was trained on other data than {prepared.folder} holds now; name the folder {about.data}, or "
-                f"start a new run"
-            )
-        return own, about
+        return _reopen(kind, run, settings, data, opened)
     if settings is None:
-        raise InputError(f'{run} would be a new run, which needs settings, such as qknorm.preset("low-resource")')
-    team.lead(lambda: _lay_out(run, settings, prepared))
-    return read_run(run)
+        raise InputError(f'{run} would be a new run, which needs settings, such as qknorm.preset("{kind.example}")')
+    team.lead(lambda: _lay_out(kind, run, settings, opened))
+    own, facts = kind.read(run)
+    return own, facts
 
 
-def _lay_out(run: Path, settings: Train, prepared: PreparedData) -> None:
+def _reopen(
+    kind: Kind[Any, Any, Any], run: Path, settings: AnyTrain | None, data: Path, opened: Opened
+) -> tuple[AnyTrain, Facts]:
+    if (is_a := task_of(run)) != kind.makes:
+        raise InputError(f"{run} is a {is_a}, which does not go on with the {kind.form} {data}; name its own data")
+    own, facts = kind.read(run)
+    if settings is not None and settings != own:
+        name = _first_difference(settings.model_dump(), own.model_dump())
+        raise InputError(
+            f"{run} goes on with its own settings, and {name} is another there; leave it out, or change it in "
+            f"{run / SETTINGS}"
+        )
+    if facts.fingerprint != opened.fingerprint:
+        raise InputError(
+            f"{run} was trained on other data than {data} holds now; name the {kind.form} {facts.data}, or start a "
+            f"new run"
+        )
+    return own, facts
+
+
+def _lay_out(kind: Kind[Any, Any, Any], run: Path, settings: AnyTrain, opened: Opened) -> None:
     """A new run folder, also where a training died before its first checkpoint."""
     if is_run(run):
         if list_steps(run):
             raise InputError(f"{run} exists already; add --resume to go on with it")
     elif run.exists() and not (run.is_dir() and is_unborn(run)):
         raise InputError(f"{run} exists already; name another --run")
-    create_run(run, settings, prepared)
+    kind.create(run, settings, opened)
 
 
 def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -117,12 +216,11 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f"{name}.{_first_difference(one[name], other[name])}" if deeper else name
 
 
-def _describe(trainer: Trainer, about: About) -> str:
+def _describe(trainer: Trainer, facts: Facts) -> str:
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    batches = trainer.batches
-    scale = f", g starts at {about.scale_init:.3f} (L = {about.scale_length:g})" if about.scale_init else ""
+    scale = f", g starts at {facts.scale_init:.3f} (L = {facts.scale_length:g})" if facts.scale_init else ""
     return (
-        f"{about.source} → {about.target}: {parameters:,} parameters, {about.vocabulary:,} types{scale}; "
-        f"{len(batches.batches):,} batches an epoch on {trainer.team.device}, "
+        f"{trainer.task.describe()}: {parameters:,} parameters, {facts.vocabulary:,} types{scale}; "
+        f"{len(trainer.batches):,} batches an epoch on {trainer.team.device}, "
         f"{str(trainer.stepper.precision).removeprefix('torch.')}"
     )

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,24 +10,21 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from qknorm.config import Train
+from qknorm.config import Optimisation
 from qknorm.errors import InputError
-from qknorm.specials import END
-from qknorm.text.batching import Batch, TrainingBatches
-from qknorm.text.prepared import PreparedData
 from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
-from qknorm.training.evaluation import Evaluator
 from qknorm.training.interruption import Interruption
+from qknorm.training.metrics import BLEU, Measure
 from qknorm.training.parallel import Team
 from qknorm.training.record import Recorder, read_metrics
-from qknorm.training.run_folder import About, build_model, clear_half_written
+from qknorm.training.run_folder import clear_half_written
 from qknorm.training.schedule import LearningRate
 from qknorm.training.step import BatchTensors, Sums, TrainingStep
+from qknorm.training.task import Measured, Task
+from qknorm.training.writer import Writer
 
-STAGED_BYTES = 1 << 30
-"""Batches are kept on the device for later epochs while they take less than this."""
 SECONDS_BETWEEN_SIGNS = 1.0
 
 
@@ -57,6 +53,8 @@ class Outcome:
     best_score: float
     seconds: float
     interrupted: bool = False
+    measure: Measure = BLEU
+    """What the score is."""
 
 
 class TrainingDiverged(InputError):
@@ -68,42 +66,25 @@ class Trainer:
     """One training from its start or a checkpoint to its end; every process of a team has one."""
 
     run: Path
-    settings: Train
-    about: About
-    data: PreparedData
+    settings: Optimisation
+    task: Task
     team: Team
     recorder: Recorder | None
     place: Place = field(default_factory=Place)
 
     def __post_init__(self) -> None:
-        training = self.settings.training
-        torch.manual_seed(training.seed)
-        allowed = torch.from_numpy(self.data.target_types.copy()) if self.settings.model.logit_mask else None
-        if allowed is not None:
-            allowed[END] = True  # every sentence may
-        self.model = build_model(self.settings, self.about, allowed).to(self.team.device)
-        self.spread = parallel.spread(self.model, self.team, training.parallel)
-        self.stepper = TrainingStep(self.spread.module, self.model, training, self.team.device)
-        self.batches = TrainingBatches(
-            self.data.split("train"),
-            self.data.tokenizer,
-            (self.data.source, self.data.target),
-            training.batch_tokens,
-            training.seed,
-            training.bpe_dropout,
-        )
-        self.group = self.team.size * training.accumulate
-        if len(self.batches.batches) < self.group:
-            raise InputError(
-                f"the training text gives {len(self.batches.batches)} batches, fewer than the {self.group} of one "
-                f"step; lower training.batch_tokens or training.accumulate"
-            )
-        self.rate = LearningRate(training.schedule, self.settings.model.width, training.max_steps)
-        self.evaluator = Evaluator(self.data, "dev", self.settings.decoding, sentences=training.dev_sentences)
+        settings, device = self.settings, self.team.device
+        self.measure = self.task.measure
+        self.place.best_score = self.measure.worst
+        torch.manual_seed(settings.seed)
+        self.model = self.task.build_model(device)
+        self.spread = parallel.spread(self.model, self.team, settings.parallel)
+        self.stepper = TrainingStep(self.spread.module, self.model, settings, device, self.task.objective())
+        self.group = self.team.size * settings.accumulate
+        self.batches = self.task.batches(device, self.group)
+        self.rate = LearningRate(settings.schedule, self.model.settings.width, settings.max_steps)
         self._writer = Writer()
         self._saved_step = -1
-        self._staged: dict[int, BatchTensors] = {}
-        self._staged_bytes = 0
         self._latest: BatchTensors
         self._seconds_before = 0.0
         self._began = self._logged_at = self._shown_at = time.perf_counter()
@@ -113,7 +94,7 @@ class Trainer:
     def fit(self) -> Outcome:
         """Trains until a reason to stop; a signal saves and leaves."""
         self.model.train()
-        self.stepper.prepare(sorted({batch.shape for batch in self.batches.batches}))
+        self.stepper.prepare(self.batches.shapes)
         self._began = self._logged_at = time.perf_counter()
         with Interruption() as interruption:
             while True:
@@ -122,7 +103,7 @@ class Trainer:
                 if reason or called_off:
                     break
                 self._take_step()
-                if self.place.step % self.settings.training.evaluate_every == 0:
+                if self.place.step % self.settings.evaluate_every == 0:
                     self._evaluate()
                     self._save()
             if self._saved_step != self.place.step:
@@ -140,22 +121,22 @@ class Trainer:
             place.best_score,
             self._elapsed(),
             interrupted=reason is None,
+            measure=self.measure,
         )
 
     def _take_step(self) -> None:
-        place, training = self.place, self.settings.training
+        place, training = self.place, self.settings
         self.batches.start_epoch(place.epoch)  # first: after a resume the order at hand is that of epoch 0
-        if place.position + self.group > len(self.batches.order):  # what is left over makes no whole step
+        if place.position + self.group > len(self.batches):  # what is left over makes no whole step
             place.epoch, place.position = place.epoch + 1, 0
             self.batches.start_epoch(place.epoch)
-        chosen = [int(i) for i in self.batches.order[place.position : place.position + self.group]]
+        chosen = range(place.position, place.position + self.group)
         place.position += self.group
         place.step += 1
         # dropout depends on seed, step and process alone, so that going on from a checkpoint needs no more than these
         torch.manual_seed((training.seed * 1_000_003 + place.step) * 1_009 + self.team.rank)
-        tokens = sum(self.batches.target_tokens(self.batches.batches[i]) for i in chosen)
-        mine = chosen[self.team.rank :: self.team.size]
-        tensors = [self._stage(i, self.batches.batches[i]) for i in mine]
+        tokens = sum(self.batches.tokens(position) for position in chosen)
+        tensors = [self.batches.tensors(position) for position in chosen[self.team.rank :: self.team.size]]
         self._latest = tensors[-1]
         self.stepper(tensors, tokens, self.rate.at(place.step), self.team.size)
         if self.team.device.type == "cpu" and self.stepper.sums[4] > 0:
@@ -164,18 +145,6 @@ class Trainer:
             self._log()
         else:
             self._show_sign_of_life()
-
-    def _stage(self, number: int, batch: Batch) -> BatchTensors:
-        if number in self._staged:
-            return self._staged[number]
-        source, target_in, target_out = (
-            torch.from_numpy(array).to(self.team.device) for array in self.batches.arrays(batch)
-        )
-        size = 3 * source.numel() * source.element_size()
-        if not self.settings.training.bpe_dropout and self._staged_bytes + size < STAGED_BYTES:
-            self._staged[number] = source, target_in, target_out
-            self._staged_bytes += size
-        return source, target_in, target_out
 
     def _log(self) -> None:
         self.team.pool(self.stepper.sums)
@@ -217,7 +186,7 @@ class Trainer:
 
     def _seconds_left(self, seconds_a_step: float) -> float | None:
         """To the last step that the settings allow; a plateau or early stopping may end it sooner."""
-        training = self.settings.training
+        training = self.settings
         steps = [training.max_steps]
         if training.max_evaluations is not None:
             steps.append(training.max_evaluations * training.evaluate_every)
@@ -228,22 +197,20 @@ class Trainer:
 
     def _evaluate(self) -> None:
         place, began = self.place, time.perf_counter()
-        together = self.settings.training.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
-        result = None
-        if self.team.leads or together:
-            result = self._measure()
+        together = self.settings.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
+        result = self._measure() if self.team.leads or together else None
         result = self.team.share(result)
         if result is None:
             self._give_up(math.nan)
-        loss, perplexity, bleu = result
         place.evaluations += 1
-        better = bleu > place.best_score
+        score = self.measure.score(result.value)
+        better = score > self.measure.score(place.best_score)
         if better:
-            place.best_score, place.best_step, place.since_best = bleu, place.step, 0
+            place.best_score, place.best_step, place.since_best = result.value, place.step, 0
         else:
             place.since_best += 1
         rate = self.rate.at(place.step)
-        self.rate.evaluated(place.step, bleu)
+        self.rate.evaluated(place.step, score)
         scales = self.spread.scales()
         if self.recorder is not None:
             self.recorder.log_evaluation(
@@ -251,9 +218,7 @@ class Trainer:
                     "step": place.step,
                     "epoch": place.epoch,
                     "loss": place.loss,
-                    "dev_loss": loss,
-                    "dev_perplexity": perplexity,
-                    "dev_bleu": bleu,
+                    **result.numbers,
                     "learning_rate": rate,
                     "best": better,
                     "scales": scales,
@@ -263,16 +228,16 @@ class Trainer:
             )
         self._logged_at += time.perf_counter() - began  # tokens a second are of training alone
 
-    def _measure(self) -> tuple[float, float, float] | None:
-        """Loss, perplexity and BLEU on dev; None where they are no numbers."""
+    def _measure(self) -> Measured | None:
+        """An evaluation on dev; None where it gives no numbers."""
         try:
-            evaluation = self.evaluator(self.model, self.recorder.show_progress if self.recorder else None)
+            measured = self.task.evaluate(self.recorder.show_progress if self.recorder else None)
         except FloatingPointError:
             return None
-        return (evaluation.loss, evaluation.perplexity, evaluation.bleu) if math.isfinite(evaluation.loss) else None
+        return measured if all(map(math.isfinite, measured.numbers.values())) else None
 
     def _reason_to_stop(self) -> str | None:
-        place, training = self.place, self.settings.training
+        place, training = self.place, self.settings
         if place.step >= training.max_steps:
             return f"reached training.max_steps ({training.max_steps:,})"
         if training.max_evaluations is not None and place.evaluations >= training.max_evaluations:
@@ -280,7 +245,7 @@ class Trainer:
         if self.rate.ended(place.step):
             return f"the learning rate fell under its floor ({training.schedule.floor:g})"
         if training.stop_after is not None and place.since_best >= training.stop_after:
-            return f"dev BLEU has not risen for {training.stop_after} evaluations"
+            return f"{self.measure.stagnation} for {training.stop_after} evaluations"
         if training.max_minutes is not None and self._agreed(self._elapsed() >= 60 * training.max_minutes):
             return f"reached training.max_minutes ({training.max_minutes:g})"
         return None
@@ -292,7 +257,7 @@ class Trainer:
     def _give_up(self, loss: float) -> NoReturn:
         """Says what went wrong; saves the weights, which no bad step has touched, if their loss was still a number."""
         with self.stepper.autocast():
-            culprit = name_first_bad_part(self.model, *self._latest[:2])
+            culprit = name_first_bad_part(self.model, *self._latest[:-1])
         self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
         if not self.team.agree(not math.isfinite(loss)):
             self._save()
@@ -313,7 +278,7 @@ class Trainer:
             self._give_up(float(self.stepper.sums[0]))
         model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
         place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
-        if place["best_score"] == -math.inf:
+        if place["best_score"] == self.measure.worst:
             place["best_score"] = None  # JSON has no infinity
         state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
 
@@ -334,7 +299,7 @@ class Trainer:
         self._prune()
 
     def _prune(self) -> None:
-        checkpoint.prune(self.run, self.settings.training.keep, self.settings.training.evaluate_every)
+        checkpoint.prune(self.run, self.settings.keep, self.settings.evaluate_every)
 
     def resume(self) -> Sequence[str]:
         """Goes back to the newest sound checkpoint; returns a sentence for each damaged one passed over."""
@@ -349,7 +314,7 @@ class Trainer:
         if self.team.leads and sums.isfinite().all() and sums[4] == 0:  # bad steps of the past must not stop us again
             self.stepper.sums.copy_(sums)
         place = found.state["place"]
-        place["best_score"] = -math.inf if place["best_score"] is None else place["best_score"]
+        place["best_score"] = self.measure.worst if place["best_score"] is None else place["best_score"]
         self.place, self._saved_step = Place(**place), found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()
@@ -372,25 +337,3 @@ class Trainer:
 def _seconds_so_far(run: Path) -> float:
     times = [row["time"].get("elapsed", 0.0) for row in read_metrics(run) if "time" in row]
     return float(max(times, default=0.0))
-
-
-class Writer:
-    """Does one job after another beside the training; what goes wrong in one is raised by the next call."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._job: Future[None] | None = None
-
-    def submit(self, job: Callable[[], None], *, wait: bool) -> None:
-        """Starts a job once the one before has ended."""
-        self.wait()
-        if wait:
-            job()
-        else:
-            self._job = self._thread.submit(job)
-
-    def wait(self) -> None:
-        """Returns when nothing is left to write."""
-        if self._job is not None:
-            job, self._job = self._job, None
-            job.result()

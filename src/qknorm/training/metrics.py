@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,45 @@ from qknorm.errors import InputError
 from qknorm.files import atomic_path
 
 METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The number of an evaluation that says which model is the best, and how it is shown."""
+
+    name: str
+    higher_is_better: bool
+    in_words: Callable[[float], str]
+    column: str
+    """Head of its column in the table of evaluations."""
+    field: str
+    """What that column shows of an evaluation."""
+    digits: int
+
+    @property
+    def worst(self) -> float:
+        """What any value is better than."""
+        return -math.inf if self.higher_is_better else math.inf
+
+    def score(self, value: float) -> float:
+        """The value as a number that is higher for the better."""
+        return value if self.higher_is_better else -value
+
+    @property
+    def stagnation(self) -> str:
+        """What has happened when the best is long ago."""
+        return f"dev {self.name} has not {'risen' if self.higher_is_better else 'fallen'}"
+
+
+BLEU = Measure("BLEU", True, "{:.2f}".format, "BLEU", "dev_bleu", 2)
+NATS = Measure(
+    "loss",
+    False,
+    lambda loss: f"{loss:.4f} nats ({loss / math.log(2):.4f} bits) a character",
+    "bits/char",
+    "dev_bits",
+    3,
+)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from qknorm.errors import InputError
+from qknorm.models.language_model import LanguageModel
 from qknorm.models.translator import Translator
 
 
@@ -105,13 +106,13 @@ def leave_team() -> None:
 
 @dataclass(frozen=True)
 class SpreadModel:
-    """A model as a team trains it: `module` is what steps call, `inner` the translator itself.
+    """A model as a team trains it: `module` is what steps call, `inner` the model itself.
 
     Weights and moments come out whole and go in whole, whatever the spread; every process must call for them.
     """
 
     module: nn.Module
-    inner: Translator
+    inner: Translator | LanguageModel
     numbers: frozenset[str] = frozenset()
     """Parameters that are single numbers, which fsdp can only hold as vectors of one."""
 
@@ -143,7 +144,7 @@ class SpreadModel:
                 _put(slot, moments[f"moment.{name}.{kind}"])
 
     def scales(self) -> dict[str, float]:
-        """The scale g of every attention, by name, as the translator itself tells them when it is in one piece."""
+        """The scale g of every attention, by name, as the model itself tells them when it is in one piece."""
         named = self.inner.attentions()
         values = torch.stack([_gather(each.norm.scale).detach().float().mean() for each in named.values()]).tolist()
         return dict(zip(named, values, strict=True))
@@ -153,7 +154,7 @@ class SpreadModel:
         return (whole.reshape(()) if name in self.numbers else whole).detach().cpu()
 
 
-def spread(model: Translator, team: Team, how: str) -> SpreadModel:
+def spread(model: Translator | LanguageModel, team: Team, how: str) -> SpreadModel:
     """The model as a team trains it: whole on every process (ddp), or in shares (fsdp)."""
     if team.size == 1:
         return SpreadModel(model, model)
@@ -161,10 +162,11 @@ def spread(model: Translator, team: Team, how: str) -> SpreadModel:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         numbers = _turn_numbers_into_vectors(model)
-        for layer in [*model.encoder, *model.decoder]:
-            fully_shard(layer)
+        for stack in model.children():
+            for layer in stack if isinstance(stack, nn.ModuleList) else ():
+                fully_shard(layer)
         fully_shard(model)
-        for name in ("encode", "decode", "score"):
+        for name in ("encode", "decode", "score") if isinstance(model, Translator) else ():
             register_fsdp_forward_method(model, name)
         return SpreadModel(model, model, numbers)
     devices = [team.device] if team.device.type == "cuda" else None

@@ -2,18 +2,20 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from qknorm.training.metrics import (
+    BLEU,
     METRICS_FILE,
+    Measure,
     MetricsFile,
     TensorBoardFile,
     read_metrics,
@@ -27,7 +29,6 @@ WALL_CLOCK = ("seconds", "seconds_left", "tokens_per_second")
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 SECONDS_BETWEEN_REFRESHES = 0.1
 SHORT = {"epoch": "ep", "tok/s": "t/s"}
-COLUMNS = {"step": 8, "epoch": 5, "loss": 6, "dev loss": 8, "BLEU": 6, "lr": 7, "scale g": 11, "time": 8}
 
 
 class Recorder:
@@ -43,10 +44,11 @@ class Recorder:
         tensorboard: bool = False,
         quiet: bool = False,
         console: Console | None = None,
+        measure: Measure = BLEU,
     ) -> None:
         self._curves = TensorBoardFile(run / "tensorboard") if tensorboard else None
         self._metrics = MetricsFile(run / METRICS_FILE)
-        self._display = _Display(console or Console(highlight=False), quiet)
+        self._display = _Display(console or Console(highlight=False), quiet, measure)
 
     def log_step(
         self,
@@ -74,8 +76,8 @@ class Recorder:
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Writes an evaluation down and prints it as a row of a table.
 
-        Known fields: step, epoch, loss, dev_loss, dev_bleu, learning_rate, seconds, best, scales; any may be absent
-        but the step, and any other may be added.
+        Known fields: step, epoch, loss, dev_loss, that of the measure, learning_rate, seconds, best, scales; any may
+        be absent but the step, and any other may be added.
         """
         self._write({"kind": "evaluation", **row}, durable=True)
         self._display.add_row(row)
@@ -126,7 +128,8 @@ Field = tuple[str, str, str]  # what stands before the value, the value, what st
 class _Display:
     """A live line below a growing table; where there is no terminal, a plain line every few seconds."""
 
-    def __init__(self, console: Console, quiet: bool) -> None:
+    def __init__(self, console: Console, quiet: bool, measure: Measure) -> None:
+        self._columns = _columns(measure)
         self._console = console
         self._quiet = quiet
         self._live: Live | None = None
@@ -159,10 +162,9 @@ class _Display:
         if self._quiet:
             return
         if not self._headed:
-            self._print(Text("  ".join(f"{name:>{width}}" for name, width in COLUMNS.items()), style="bold"))
+            self._print(Text("  ".join(f"{column.head:>{column.width}}" for column in self._columns), style="bold"))
         self._headed = True
-        cells = zip(_cells(row), COLUMNS.values(), strict=True)
-        text = "  ".join(f"{cell:>{width}}" for cell, width in cells)
+        text = "  ".join(f"{column.cell(row):>{column.width}}" for column in self._columns)
         self._print(Text(f"{text}  best", style="bold green") if row.get("best") else Text(text))
 
     def say(self, text: str, style: str) -> None:
@@ -211,19 +213,28 @@ def _line(fields: list[Field], width: int | None) -> Text:
     return line
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    def cell(name: str, form: Any) -> str:
-        return "-" if row.get(name) is None else str(form(row[name]))
+class _Column(NamedTuple):
+    """A column of the table of evaluations."""
 
+    head: str
+    width: int
+    field: str
+    form: Callable[[Any], str]
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        return "-" if row.get(self.field) is None else self.form(row[self.field])
+
+
+def _columns(measure: Measure) -> list[_Column]:
     return [
-        cell("step", "{:,}".format),
-        cell("epoch", "{:,}".format),
-        cell("loss", "{:.3f}".format),
-        cell("dev_loss", "{:.3f}".format),
-        cell("dev_bleu", "{:.2f}".format),
-        cell("learning_rate", _rate),
-        cell("scales", _span),
-        cell("seconds", _clock),
+        _Column("step", 8, "step", "{:,}".format),
+        _Column("epoch", 5, "epoch", "{:,}".format),
+        _Column("loss", 6, "loss", "{:.3f}".format),
+        _Column("dev loss", 8, "dev_loss", "{:.3f}".format),
+        _Column(measure.column, max(6, len(measure.column)), measure.field, f"{{:.{measure.digits}f}}".format),
+        _Column("lr", 7, "learning_rate", _rate),
+        _Column("scale g", 11, "scales", _span),
+        _Column("time", 8, "seconds", _clock),
     ]
 
 

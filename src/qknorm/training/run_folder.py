@@ -6,19 +6,20 @@ import subprocess
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy
 import tokenizers
 import tomli_w
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from qknorm import files
-from qknorm.config import Train, explain_validation
+from qknorm.config import AnyTrain, Settings, Train, explain_validation
 from qknorm.decoding.translate import TextTranslator
 from qknorm.errors import InputError
+from qknorm.models import quantized
 from qknorm.models.translator import Translator, start_of_scale
 from qknorm.text.prepared import PreparedData
 from qknorm.text.subwords import Tokenizer
@@ -30,27 +31,45 @@ from qknorm.version import __version__
 FORMAT_VERSION = 1
 SETTINGS, ABOUT, TOKENIZER = "settings.toml", "run.json", "tokenizer.json"
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TRANSLATOR, LANGUAGE_MODEL = "translator", "language model"
 _WRITTEN_IN_TRAINING = (SETTINGS, ABOUT, TOKENIZER, METRICS_FILE, "curves.png")
 
 
-@dataclass(frozen=True)
-class About:
-    """What the settings do not say but the model needs, and what made it."""
+class Vocabulary(Protocol):
+    """What a run keeps of how text became ids."""
 
-    source: str
-    target: str
+    def save(self, path: Path) -> None:
+        """Writes it to a file."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the settings of any run do not say but its model needs, and what made it."""
+
     vocabulary: int
     scale_init: float | None
     scale_length: float
-    longest: int
     data: str
     fingerprint: str
     versions: dict[str, str]
     commit: str | None
 
 
+FactsKind = TypeVar("FactsKind", bound=Facts)
+SettingsKind = TypeVar("SettingsKind", bound=Settings)
+
+
+@dataclass(frozen=True)
+class About(Facts):
+    """The facts of a translator."""
+
+    source: str
+    target: str
+    longest: int
+
+
 def create_run(run: Path, settings: Train, data: PreparedData) -> About:
-    """Lays out a new run folder."""
+    """Lays out a new run folder for a translator."""
     length = data.length_percentile(settings.model.attention.scale_percentile)
     about = About(
         source=data.source,
@@ -61,28 +80,38 @@ def create_run(run: Path, settings: Train, data: PreparedData) -> About:
         longest=int(data.length_percentile(100)),
         data=str(data.folder.resolve()),
         fingerprint=data.fingerprint,
-        versions={
-            "qknorm": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "tokenizers": tokenizers.__version__,
-        },
-        commit=_commit(),
+        versions=versions(),
+        commit=commit(),
     )
+    lay_out(run, settings, data.tokenizer, asdict(about))
+    return about
+
+
+def lay_out(run: Path, settings: AnyTrain, vocabulary: Vocabulary, facts: dict[str, Any]) -> None:
+    """Writes what makes a folder a run, also over what a training left that died in doing so."""
     try:
         run.mkdir(parents=True, exist_ok=True)
         clear_half_written(run)
         write_settings(run, settings)
-        data.tokenizer.save(run / TOKENIZER)
+        vocabulary.save(run / TOKENIZER)
         # last: it makes the folder a run
-        files.write_json(run / ABOUT, {"format_version": FORMAT_VERSION, **asdict(about)})
+        files.write_json(run / ABOUT, {"format_version": FORMAT_VERSION, **facts})
     except OSError as error:
         raise InputError(f"{run} cannot be written ({error.strerror}); make room or name another --run") from error
-    return about
 
 
-def write_settings(run: Path, settings: Train) -> None:
+def versions() -> dict[str, str]:
+    """Of what the numbers of a run may depend on."""
+    return {
+        "qknorm": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
+def write_settings(run: Path, settings: AnyTrain) -> None:
     """The settings as a TOML file that `qknorm train --config` also reads; what is left open is written as "none"."""
     files.write_text(run / SETTINGS, tomli_w.dumps(_with_none_spelled_out(settings.model_dump(mode="json"))))
 
@@ -112,7 +141,28 @@ def is_unborn(folder: Path) -> bool:
 
 
 def read_run(run: Path) -> tuple[Train, About]:
-    """The settings and facts of a run; refuses what is no run, damaged, or of another version."""
+    """The settings and facts of a translator; refuses other runs, what is no run, damaged, or of another version."""
+    facts = read_facts(run)
+    if facts.pop("task", TRANSLATOR) != TRANSLATOR:
+        raise InputError(f"{run} is a language model and does not translate; write text with qknorm generate {run}")
+    return read_own_settings(run, Train), known_facts(run, About, facts)
+
+
+def known_facts(run: Path, kind: type[FactsKind], facts: dict[str, Any]) -> FactsKind:
+    """The facts as an object; refuses unknown and missing ones."""
+    try:
+        return kind(**facts)
+    except TypeError as error:
+        raise _damaged(run, error) from None
+
+
+def task_of(run: Path) -> str:
+    """What a run is: a translator or a language model."""
+    return str(read_facts(run).get("task", TRANSLATOR))
+
+
+def read_facts(run: Path) -> dict[str, Any]:
+    """What run.json says, its version checked and left out; refuses what is no run."""
     if not is_run(run):
         raise InputError(f"{run} is no run folder (it has no {ABOUT}); make one with qknorm train")
     try:
@@ -125,13 +175,21 @@ def read_run(run: Path) -> tuple[Train, About]:
             f"{run} was written by another version of qknorm (run format {version}, this one reads {FORMAT_VERSION}); "
             f"use the version in its {ABOUT}"
         )
+    return about
+
+
+def read_own_settings(run: Path, kind: type[SettingsKind]) -> SettingsKind:
+    """The settings that a run was trained by."""
     try:
-        settings = Train.model_validate(tomllib.loads((run / SETTINGS).read_text(encoding="utf-8")))
-        return settings, About(**about)
+        return kind.model_validate(tomllib.loads((run / SETTINGS).read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise InputError(explain_validation(error, str(run / SETTINGS))) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{run} is damaged ({error}); train again, or restore it from a copy") from None
+        raise InputError(explain_validation(error, str(run / SETTINGS), kind)) from None
+    except (OSError, ValueError) as error:
+        raise _damaged(run, error) from None
+
+
+def _damaged(run: Path, error: Exception) -> InputError:
+    return InputError(f"{run} is damaged ({error}); train again, or restore it from a copy")
 
 
 def build_model(settings: Train, about: About, allowed: Tensor | None = None) -> Translator:
@@ -140,18 +198,48 @@ def build_model(settings: Train, about: About, allowed: Tensor | None = None) ->
 
 
 def load(
-    run: str | Path, *, checkpoint: Which | Path = "best", device: str | None = None, precision: str = "float32"
+    run: str | Path,
+    *,
+    checkpoint: Which | Path = "best",
+    device: str | None = None,
+    precision: str = "float32",
+    quantize: str | None = None,
 ) -> TextTranslator:
     """A trained translator, ready for `translate`: from a run folder, at its best checkpoint unless told otherwise.
 
     `checkpoint` is best, last, a step, or a file of weights that `qknorm average` wrote; `precision` is float32 or
-    bfloat16, faster where the processor has instructions for it.
+    bfloat16, faster where the processor has instructions for it; `quantize="int8"` is faster still, on the CPU.
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision} is not known; use {' or '.join(PRECISIONS)}")
-    run, place = Path(run), choose_device(device)
+    _check_quantize(quantize, precision)
+    run, place = Path(run), choose_device("cpu" if quantize and device is None else device)
     settings, about = read_run(run)
     model = build_model(settings, about)
+    put_weights(model, run, about, checkpoint)
+    tokenizer = Tokenizer.load(run / TOKENIZER)
+    check_size(run, tokenizer.size, about)
+    model.to(place)
+    return TextTranslator(
+        quantized.quantize(model) if quantize else model,
+        tokenizer,
+        about.source,
+        about.target,
+        settings.decoding,
+        about.longest,
+        precision=PRECISIONS[precision],
+    )
+
+
+def _check_quantize(quantize: str | None, precision: str) -> None:
+    if quantize not in (None, *quantized.KINDS):
+        raise InputError(f"quantize {quantize} is not known; use {' or '.join(quantized.KINDS)}, or leave it out")
+    if quantize and precision != "float32":
+        raise InputError(f"quantize {quantize} goes with precision float32, not {precision}; leave one of them out")
+
+
+def put_weights(model: nn.Module, run: Path, about: Facts, checkpoint: Which | Path) -> None:
+    """Gives a fresh model the weights of a checkpoint, or of a file."""
     weights = _read_weights(checkpoint) if isinstance(checkpoint, Path) else load_model_weights(run, checkpoint)
     try:
         model.load_state_dict(weights)
@@ -160,22 +248,15 @@ def load(
             f"the weights do not fit the settings of {run} (vocabulary of {about.vocabulary:,}): they belong to "
             f"another run, or {SETTINGS} was changed"
         ) from None
-    tokenizer = Tokenizer.load(run / TOKENIZER)
-    if tokenizer.size != about.vocabulary:
+
+
+def check_size(run: Path, size: int, about: Facts) -> None:
+    """Refuses a tokenizer that is not the one a run was trained with."""
+    if size != about.vocabulary:
         raise InputError(
-            f"{run / TOKENIZER} has {tokenizer.size:,} types but the weights have {about.vocabulary:,}: restore the "
+            f"{run / TOKENIZER} has {size:,} types but the weights have {about.vocabulary:,}: restore the "
             f"tokenizer this model was trained with"
         )
-    model.to(place)
-    return TextTranslator(
-        model,
-        tokenizer,
-        about.source,
-        about.target,
-        settings.decoding,
-        about.longest,
-        precision=PRECISIONS[precision],
-    )
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -190,7 +271,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is damaged or no safetensors file ({error})") from None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the code, where it runs from a checkout."""
     try:
         answer = subprocess.run(

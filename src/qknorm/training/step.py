@@ -9,13 +9,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qknorm.config import Training
+from qknorm.config import Optimisation
 from qknorm.specials import END
-from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.fast import Fast, FastStep
+from qknorm.training.objective import Losses, label_smoothed_loss
 
 WIDTH_FOR_BFLOAT16 = 256
 
-BatchTensors = tuple[Tensor, Tensor, Tensor]  # source, target with its start, target with its end
+BatchTensors = tuple[Tensor, ...]  # what the model reads, then what it should say
+
+
+class Objective(NamedTuple):
+    """The loss of logits and targets, and what else it takes."""
+
+    function: Callable[..., Losses]
+    arguments: tuple[Any, ...] = ()
 
 
 class Sums(NamedTuple):
@@ -31,16 +39,25 @@ class Sums(NamedTuple):
 class TrainingStep:
     """Runs steps on batches of ids and keeps running sums of the loss on the device, so that no step waits for it.
 
-    A step whose gradients are not finite changes nothing but a count.
+    A step whose gradients are not finite changes nothing but a count. `fast` names parts that run by fused kernels,
+    none if not given; where they do not apply the plain ones run.
     """
 
-    def __init__(self, model: nn.Module, inner: nn.Module, settings: Training, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: nn.Module,
+        settings: Optimisation,
+        device: torch.device,
+        objective: Objective | None = None,
+        fast: Fast | None = None,
+    ) -> None:
         self.model, self._inner, self._settings, self.device = model, inner, settings, device
         self.precision = choose_precision(settings, device, inner.settings.width)  # type: ignore[union-attr, arg-type]
         cuda = device.type == "cuda"
         self.learning_rate = torch.zeros((), device=device) if cuda else 0.0
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            _decay_groups(model) if settings.decay_matrices_only else model.parameters(),
             lr=self.learning_rate if cuda else 1.0,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -55,17 +72,24 @@ class TrainingStep:
         self._weight = torch.zeros((), device=device)
         alone = model is inner and not hasattr(next(model.parameters()), "full_tensor")  # nor a share of a model
         self._recorded = Recordings() if cuda and alone else None
-        self._loss = label_smoothed_loss
-        if choose_compile(settings, device) and settings.parallel != "fsdp":
+        # without one, what a translator is trained by
+        self._loss, self._loss_arguments = objective or Objective(
+            label_smoothed_loss,
+            (inner.allowed, settings.label_smoothing),  # type: ignore[attr-defined]
+        )
+        fast = fast if fast is not None and alone and FastStep.applies(inner, fast) else Fast()
+        if choose_compile(settings, device) and settings.parallel != "fsdp" and not fast.model:
             inner.compile_layers()  # type: ignore[operator]
-            self._loss = torch.compile(label_smoothed_loss, dynamic=True)
+            self._loss = torch.compile(self._loss, dynamic=True)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self._make_moments()
+        self._fast = FastStep(inner, fast, self.precision, self.optimizer, settings.clip, self.sums)
 
     def __call__(self, batches: Sequence[BatchTensors], tokens: int, learning_rate: float, team_size: int = 1) -> None:
         """One update from these batches, whose losses are averaged over `tokens`, those of other processes included."""
         self._set_learning_rate(learning_rate)
+        self._fast.begin(learning_rate)
         self._weight.fill_(team_size / tokens)
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
@@ -83,11 +107,15 @@ class TrainingStep:
         else:
             self._update()
 
-    def _forward_backward(self, source: Tensor, target_in: Tensor, target_out: Tensor) -> None:
+    def _forward_backward(self, *batch: Tensor) -> None:
+        *inputs, targets = batch
         with self.autocast():
-            logits = self.model(source, target_in)
-            losses = self._loss(logits, target_out, self._inner.allowed, self._settings.label_smoothing)  # type: ignore[arg-type]
-        torch.autograd.backward(losses.smoothed * self._weight)
+            if self._fast.fast.model:
+                loss, losses = self._fast.losses(batch, self._weight, (self._loss, *self._loss_arguments))
+            else:
+                losses = self._loss(self.model(*inputs), targets, *self._loss_arguments)
+                loss = losses.smoothed * self._weight
+        torch.autograd.backward(loss)
         with torch.no_grad():
             self.sums[:3] += torch.stack([losses.smoothed, losses.plain, losses.tokens.float()])
 
@@ -111,11 +139,16 @@ class TrainingStep:
         self.sums.copy_(sums)
 
     def _update(self) -> None:
+        if self._fast.update is not None:
+            self._fast.update()
+            return
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.clip)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self._found_bad.copy_((~norm.isfinite()).float())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
+        if self._fast.flat is not None:
+            self._fast.flat.refresh()
         self.sums[3] += 1
         self.sums[4] += self._found_bad
 
@@ -187,7 +220,7 @@ def _key(name: str, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
     return name, *(tuple(x.shape) for x in inputs)
 
 
-def choose_compile(settings: Training, device: torch.device) -> bool:
+def choose_compile(settings: Optimisation, device: torch.device) -> bool:
     """Whether layers are compiled: as the settings say, or on a GPU where compilers are at hand."""
     if settings.compile is not None:
         return settings.compile
@@ -195,7 +228,7 @@ def choose_compile(settings: Training, device: torch.device) -> bool:
     return device.type == "cuda" and tools
 
 
-def choose_precision(settings: Training, device: torch.device, width: int) -> torch.dtype:
+def choose_precision(settings: Optimisation, device: torch.device, width: int) -> torch.dtype:
     """What forward passes compute in; on the CPU, where casting costs, bfloat16 pays for wide models alone."""
     if settings.precision != "auto":
         return torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
@@ -210,6 +243,15 @@ def _cpu_multiplies_bfloat16() -> bool:
     """Whether the processor has instructions for it; without them it is slower than float32."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
+
+
+def _decay_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters in two groups: matrices, and those that weight decay leaves alone."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [each for each in parameters if each.dim() >= 2]},
+        {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},
+    ]
 
 
 def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:

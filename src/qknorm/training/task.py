@@ -1,0 +1,64 @@
+"""What the loop must know of what it trains, and nothing more: so one loop trains translators and language models."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from qknorm.models.language_model import LanguageModel
+from qknorm.models.translator import Translator
+from qknorm.training.metrics import Measure
+from qknorm.training.step import BatchTensors, Objective
+
+Progress = Callable[[str, int, int | None], None]
+AnyModel = Translator | LanguageModel
+
+
+class Measured(NamedTuple):
+    """An evaluation: the value that says which model is the best, and all numbers to write down, by name."""
+
+    value: float
+    numbers: Mapping[str, float]
+
+
+class Batches(Protocol):
+    """The batches of one epoch after another; what stands where depends on the seed and the epoch alone."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """Shapes of batches to make ready for before the first step."""
+
+    def __len__(self) -> int:
+        """How many batches the epoch has."""
+
+    def start_epoch(self, epoch: int) -> None:
+        """Makes it the batches of this epoch."""
+
+    def tokens(self, position: int) -> int:
+        """How many tokens the batch at this position of the epoch teaches."""
+
+    def tensors(self, position: int) -> BatchTensors:
+        """That batch on the device: what the model reads, then what it should say."""
+
+
+class Task(Protocol):
+    """A model to train, what it learns from, its loss, and how good it is."""
+
+    @property
+    def measure(self) -> Measure:
+        """What tells a better model from a worse one."""
+
+    def build_model(self, device: torch.device) -> AnyModel:
+        """A fresh model, which the task will evaluate."""
+
+    def objective(self) -> Objective:
+        """The loss of that model."""
+
+    def batches(self, device: torch.device, group: int) -> Batches:
+        """What to train on; refuses data that do not give the `group` of batches that make one step."""
+
+    def evaluate(self, progress: Progress | None) -> Measured:
+        """How good the model is on the dev set; leaves it as it was."""
+
+    def describe(self) -> str:
+        """What is trained, in a few words."""

@@ -1,0 +1,102 @@
+"""The task of translating: sentence pairs in batches, smoothed cross-entropy, BLEU of what is really translated."""
+
+from collections.abc import Sequence
+
+import torch
+
+from qknorm.config import Train, Training
+from qknorm.errors import InputError
+from qknorm.models.translator import Translator
+from qknorm.specials import END
+from qknorm.text.batching import TrainingBatches
+from qknorm.text.prepared import PreparedData
+from qknorm.training.evaluation import Evaluator
+from qknorm.training.metrics import BLEU
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.run_folder import About, build_model
+from qknorm.training.step import BatchTensors, Objective
+from qknorm.training.task import Measured, Progress
+
+STAGED_BYTES = 1 << 30
+"""Batches are kept on the device for later epochs while they take less than this."""
+
+
+class PairBatches:
+    """Batches of sentence pairs, kept on the device where they stay the same."""
+
+    def __init__(self, data: PreparedData, training: Training, device: torch.device) -> None:
+        self._planned = TrainingBatches(
+            data.split("train"),
+            data.tokenizer,
+            (data.source, data.target),
+            training.batch_tokens,
+            training.seed,
+            training.bpe_dropout,
+        )
+        self._keep, self._device = not training.bpe_dropout, device
+        self._staged: dict[int, BatchTensors] = {}
+        self._staged_bytes = 0
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        return sorted({batch.shape for batch in self._planned.batches})
+
+    def __len__(self) -> int:
+        return len(self._planned.order)
+
+    def start_epoch(self, epoch: int) -> None:
+        self._planned.start_epoch(epoch)
+
+    def tokens(self, position: int) -> int:
+        return self._planned.target_tokens(self._planned.batches[self._planned.order[position]])
+
+    def tensors(self, position: int) -> BatchTensors:
+        number = int(self._planned.order[position])
+        if number in self._staged:
+            return self._staged[number]
+        arrays = self._planned.arrays(self._planned.batches[number])
+        batch = tuple(torch.from_numpy(array).to(self._device) for array in arrays)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in batch)
+        if self._keep and self._staged_bytes + size < STAGED_BYTES:
+            self._staged[number] = batch
+            self._staged_bytes += size
+        return batch
+
+
+class TranslationTask:
+    """Trains a translator on prepared data."""
+
+    measure = BLEU
+
+    def __init__(self, settings: Train, about: About, data: PreparedData) -> None:
+        self._settings, self._about, self._data = settings, about, data
+        self._evaluator = Evaluator(data, "dev", settings.decoding, sentences=settings.training.dev_sentences)
+        self._model: Translator
+
+    def build_model(self, device: torch.device) -> Translator:
+        allowed = torch.from_numpy(self._data.target_types.copy()) if self._settings.model.logit_mask else None
+        if allowed is not None:
+            allowed[END] = True  # every sentence may
+        self._model = build_model(self._settings, self._about, allowed).to(device)
+        return self._model
+
+    def objective(self) -> Objective:
+        return Objective(label_smoothed_loss, (self._model.allowed, self._settings.training.label_smoothing))
+
+    def batches(self, device: torch.device, group: int) -> PairBatches:
+        batches = PairBatches(self._data, self._settings.training, device)
+        if len(batches) < group:
+            raise InputError(
+                f"the training text gives {len(batches)} batches, fewer than the {group} of one step; lower "
+                f"training.batch_tokens or training.accumulate"
+            )
+        return batches
+
+    def evaluate(self, progress: Progress | None) -> Measured:
+        found = self._evaluator(self._model, progress)
+        return Measured(
+            found.bleu, {"dev_loss": found.loss, "dev_perplexity": found.perplexity, "dev_bleu": found.bleu}
+        )
+
+    def describe(self) -> str:
+        return f"{self._about.source} → {self._about.target}"
