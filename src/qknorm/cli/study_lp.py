@@ -1,0 +1,245 @@
+"""`qknorm study lp`."""
+
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from pydantic import ValidationError
+from rich import box
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text as Words
+
+from qknorm.cli.display import console, errors, parse, suggest, warn
+from qknorm.config import explain_validation
+from qknorm.errors import InputError
+from qknorm.studies.lp.corpus import find_text
+from qknorm.studies.lp.design import (
+    EXPONENTS,
+    MAIN_ARMS,
+    QUICK_EXPONENTS,
+    LpStudy,
+    Run,
+    parse_arms,
+    parse_exponents,
+    parse_folds,
+    plan_runs,
+    quick_study,
+    resolve_precision,
+)
+from qknorm.studies.lp.records import About, StudyFolder, read_about
+from qknorm.studies.lp.report import CURVES, Report, write_report
+from qknorm.studies.lp.training import Execution
+from qknorm.studies.lp.work import News, OnNews, Plan, run_missing
+
+GPU_STACK = 5
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Trains character models with Lp-normalised attention over folds of a text, and says whether p > 2 helps.
+
+    Three arms: the paper's, where the scale starts alike for every p; one where it starts so that the temperature does;
+    and dot products. Every finished run is kept: the same command goes on where it stopped.
+
+    Examples:
+
+      qknorm study lp --quick
+
+      qknorm study lp --out runs/lp --text shakespeare.txt
+
+      qknorm study lp --out runs/lp --folds 0-2 --p 2,3 --arms matched
+
+      qknorm study lp --out runs/lp --merge other/lp
+    """
+
+    out: Path = Path("out/lp")
+    """Folder of the study: a file for every finished run, the tables, pictures and the page report.md."""
+    quick: bool = False
+    """A small version, for two CPU cores and five minutes: a small model, three folds, three values of p."""
+    text: Path | None = None
+    """Text to study; Tiny Shakespeare where it is here (QKNORM_DATA, or downloaded), else sentences of our own."""
+    arms: str = ",".join(MAIN_ARMS)
+    """Arms to run; besides these there are learned-p and infinity."""
+    p: str = ",".join(f"{p:g}" for p in EXPONENTS)
+    """Values of p to run in the first two arms."""
+    folds: str | None = None
+    """Folds to run, such as 0-2,5; all if not given."""
+    merge: tuple[Path, ...] = ()
+    """Take the finished runs of these folders too, and train nothing."""
+    report: bool = False
+    """Only make the tables and pictures of what is finished."""
+    max_minutes: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None
+    """Begin no stack of runs that would probably not end within this."""
+    device: str | None = None
+    """cpu or cuda; a GPU where there is one if not given."""
+    stack: int | None = None
+    """Models trained together in one program; by the device if not given."""
+    together: Literal["side-by-side", "stacked"] = "side-by-side"
+    """How: each by itself in one recorded step, or with their weights in common tensors."""
+    streams: int = 2
+    """side-by-side on a GPU: models at a time."""
+    workers: int | None = None
+    """Processes at a time; on the CPU one for each core if not given."""
+    compile: Literal["no", "layers", "whole"] | None = None
+    """What torch.compile is used on; by default layers on a GPU where compilers are at hand, else nothing."""
+    settings: Annotated[LpStudy, tyro.conf.arg(name="")] = field(default_factory=LpStudy)
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses, trains what is missing, and shows tables, pictures and what holds up."""
+    arguments = _parse(list(words))
+    if arguments.merge or arguments.report:
+        folder = _gather(arguments)
+        _show(write_report(folder, []), folder)
+        return
+    folder, runs, left = _train(arguments)
+    report = write_report(folder, folder.missing(runs))
+    _show(report, folder)
+    if left:
+        warn(f"time is up: {len(left)} runs are left")
+        suggest("Go on", "qknorm", "study", "lp", *words)
+
+
+def _parse(words: list[str]) -> Arguments:
+    """--quick is a set of defaults that the options go over, so it is looked for first."""
+    defaults = Arguments()
+    if "--quick" in words:
+        defaults = Arguments(
+            out=Path("out/lp-quick"), p=",".join(f"{p:g}" for p in QUICK_EXPONENTS), settings=quick_study()
+        )
+    try:
+        parsed: Arguments = parse(Arguments, words, "study lp", default=defaults)
+    except ValidationError as error:
+        raise InputError(explain_validation(error, "settings of the study", LpStudy)) from None
+    numbers = {"--stack": parsed.stack, "--workers": parsed.workers, "--streams": parsed.streams}
+    for option, number in {**numbers, "--max-minutes": parsed.max_minutes}.items():
+        if number is not None and not number > 0:
+            raise InputError(f"{option} is {number}; give a number above 0")
+    return parsed
+
+
+def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
+    """The folder, the runs asked for, and those that time did not allow."""
+    device = _device(arguments.device)
+    study = resolve_precision(arguments.settings, device)
+    runs = plan_runs(
+        parse_arms(arguments.arms), parse_exponents(arguments.p), parse_folds(arguments.folds, study.fold_count)
+    )
+    text = find_text(arguments.text, study.characters)
+    folder = StudyFolder.create_or_open(arguments.out, study, text)
+    missing = folder.missing(runs)
+    cuda = device.type == "cuda"
+    plan = Plan(
+        stack_size=arguments.stack or (GPU_STACK if cuda else 1),
+        workers=arguments.workers or (1 if cuda else max(1, min(os.cpu_count() or 1, len(missing)))),
+        max_minutes=arguments.max_minutes,
+    )
+    execution = Execution(
+        str(device),
+        arguments.together,
+        arguments.compile or ("layers" if cuda and _can_compile() else "no"),
+        arguments.streams,
+    )
+    console.print(
+        f"{len(runs)} runs on {escape(text.name)}, {len(runs) - len(missing)} finished before, on {device}",
+        soft_wrap=True,
+    )
+    if not missing:
+        return folder, runs, []
+    started = time.monotonic()
+    with _progress(len(runs), len(runs) - len(missing)) as on_news:
+        left = run_missing(folder, runs, text, execution, plan, on_news)
+    console.print(f"{len(missing) - len(left)} runs in {time.monotonic() - started:,.0f} s")
+    return folder, runs, left
+
+
+def _gather(arguments: Arguments) -> StudyFolder:
+    """The folder with what --merge brings to it; a new one becomes what the first of those is."""
+    if arguments.merge and not (arguments.out / "study.json").exists():
+        about: About = read_about(arguments.merge[0])
+        StudyFolder(arguments.out, about).write_about()
+    folder = StudyFolder.open(arguments.out)
+    if arguments.merge:
+        taken = folder.merge(arguments.merge)
+        console.print(f"{taken} runs taken from {len(arguments.merge)} folders", soft_wrap=True)
+    return folder
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device: there is no device {name!r}; give cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: the study runs on cpu or cuda, not on {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device: PyTorch finds no GPU here; give cpu")
+    return device
+
+
+def _can_compile() -> bool:
+    tools = any(map(shutil.which, ("cc", "gcc", "clang")))
+    return tools and importlib.util.find_spec("triton") is not None
+
+
+# ------------------------------------------------------------------ the terminal
+
+
+@contextmanager
+def _progress(total: int, before: int) -> Iterator[OnNews]:
+    """A bar for all runs and one for every stack in training; without a terminal, a line for every stack that ends."""
+    bars = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}", markup=False),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+    with bars:
+        whole = bars.add_task("runs", total=total, completed=before, loss="")
+
+        def show(news: News) -> None:
+            if news.stack not in tasks:
+                tasks[news.stack] = bars.add_task(news.stack, total=news.total, loss="")
+            task = tasks[news.stack]
+            loss = {} if news.validation is None else {"loss": f"loss {news.validation:.3f}"}
+            bars.update(task, completed=news.done, **loss)  # type: ignore[arg-type]
+            if news.finished:
+                bars.remove_task(task)
+                bars.advance(whole, news.runs)
+                console.print(f"{escape(news.stack)}: {news.seconds:,.0f} s", style="dim", soft_wrap=True)
+
+        yield show
+
+
+def _show(report: Report | None, folder: StudyFolder) -> None:
+    if report is None:
+        warn(f"{folder.path} has no finished run yet")
+        return
+    for table in report.tables:
+        drawn = Table(*table.columns, title=table.title, box=box.SIMPLE_HEAD)
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+    for verdict in report.verdicts:
+        console.print(Words.assemble(f"{verdict.question} ", (verdict.answer, "bold"), f": {verdict.because}"))
+    console.print()
+    for what, path in report.pictures.items():
+        console.print(Words.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
+    console.print(Words.assemble("The page: ", (str(report.page), "bold"), f", with {CURVES}"), soft_wrap=True)

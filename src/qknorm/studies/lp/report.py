@@ -1,0 +1,251 @@
+"""The page of a study: its tables, its pictures, and what holds up, stated by rule from the numbers."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qknorm import files
+from qknorm.studies.lp.analysis import (
+    FEWEST_FOLDS,
+    SIGNIFICANT,
+    Compared,
+    Measure,
+    Results,
+    Summary,
+    Verdict,
+    compare_arms,
+    compare_with_baseline,
+    judge,
+    summarise,
+)
+from qknorm.studies.lp.corpus import CORPUS, OWN_TEXT
+from qknorm.studies.lp.design import (
+    ARM_MEANINGS,
+    EXPONENTS,
+    MAIN_ARMS,
+    QUICK_EXPONENTS,
+    Arm,
+    LpStudy,
+    Run,
+    quick_study,
+)
+from qknorm.studies.lp.figures import LP_ARMS, draw_all
+from qknorm.studies.lp.records import StudyFolder, flatten, write_curves
+from qknorm.studies.lp.work import describe
+
+PAGE, CURVES = "report.md", "curves.csv"
+NOTHING = "–"
+MEASURES: tuple[Measure, ...] = ("final", "best")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are printed."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As a Markdown table under its title."""
+        lines = [f"### {self.title}", "", _row(self.columns), _row(["---"] * len(self.columns))]
+        return "\n".join([*lines, *map(_row, self.rows)])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was made of the finished runs."""
+
+    tables: tuple[Table, ...]
+    verdicts: tuple[Verdict, ...]
+    pictures: dict[str, Path]
+    page: Path
+
+
+def write_report(folder: StudyFolder, missing: Sequence[Run]) -> Report | None:
+    """Draws all pictures and writes the page and the curves as CSV into the folder; None if no run is finished."""
+    records = folder.records()
+    if not records:
+        return None
+    results = Results(records)
+    tables = tuple(make_tables(results))
+    verdicts = tuple(judge(results))
+    pictures = draw_all(results, folder.path, folder.about.study.iterations)
+    write_curves(records, folder.path / CURVES)
+    page = folder.path / PAGE
+    sections = [
+        "# Does p > 2 help, or does it only start sharper?",
+        _verdict_lines(verdicts),
+        _what_was_run(folder, results, missing),
+        *(table.markdown() for table in tables),
+        *(f"![{what}]({path.name})" for what, path in pictures.items()),
+        _how_to_read(),
+    ]
+    files.write_text(page, "\n\n".join(sections) + "\n")
+    return Report(tables, verdicts, pictures, page)
+
+
+def make_tables(results: Results) -> list[Table]:
+    """Losses by p; every p against p = 2; matched against same-scale."""
+    summaries = summarise(results)
+    tables = [_losses(summaries, results)]
+    for arm in results.arms():
+        for measure in MEASURES if arm in LP_ARMS else MEASURES[:1]:
+            compared = compare_with_baseline(results, arm, measure)
+            if compared:
+                tables.append(_differences(f"{measure.capitalize()} loss against p = 2: {arm}", compared))
+    between = compare_arms(results)
+    if between:
+        tables.append(_differences("Final loss of matched against same-scale, at each p", between))
+    return tables
+
+
+def _losses(summaries: Sequence[Summary], results: Results) -> Table:
+    columns = (
+        "arm", "p", "folds", "final loss", "best loss", "iterations to p = 2's final loss", "ms / iteration"
+    )  # fmt: skip
+    with_learned_p = [
+        (each, _learned_p(results, each.arm) if each.arm == "learned-p" else _p(each.p)) for each in summaries
+    ]
+    rows = tuple(
+        (
+            each.arm,
+            p,
+            str(len(each.folds)) + (f" ({each.diverged} diverged)" if each.diverged else ""),
+            _mean(each.final, 4),
+            _mean(each.best, 4),
+            _reached(each),
+            _mean(each.milliseconds, 2),
+        )
+        for each, p in with_learned_p
+    )
+    return Table("Validation loss (nats per character), mean ± sd over folds", columns, rows)
+
+
+def _differences(title: str, compared: Sequence[Compared]) -> Table:
+    columns = ("p", "folds", "difference", "t-test p", "by Holm", "Wilcoxon p", "by Holm", "outcome")
+    rows = tuple(
+        (
+            "learned" if each.arm == "learned-p" else _p(each.p),
+            str(each.tested.pairs),
+            _number(each.tested.difference, "+.4f"),
+            _number(each.tested.t_p, ".3g"),
+            _number(each.adjusted_t, ".3g"),
+            _number(each.tested.wilcoxon_p, ".3g"),
+            _number(each.adjusted_wilcoxon, ".3g"),
+            each.outcome,
+        )
+        for each in compared
+    )
+    return Table(title, columns, rows)
+
+
+# ------------------------------------------------------------------ words
+
+
+def _verdict_lines(verdicts: Sequence[Verdict]) -> str:
+    answers = [each.answer[0].upper() + each.answer[1:] for each in verdicts]
+    return "\n".join(
+        f"- {each.question} **{answer}**: {each.because}" for each, answer in zip(verdicts, answers, strict=True)
+    )
+
+
+def _what_was_run(folder: StudyFolder, results: Results, missing: Sequence[Run]) -> str:
+    study, text = folder.about.study, folder.about.text
+    made = sorted({str(record.made_by.get("device")) for record in folder.records()})
+    versions = sorted({str(record.made_by.get("versions", {}).get("torch")) for record in folder.records()})
+    lines = [
+        "## What was run",
+        "",
+        f"Characters of {text['name']} ({text['characters']:,}, {text['vocabulary']} types), {study.fold_count} folds "
+        f"of contiguous blocks with a gap of {study.model.context} characters on both sides of the one held out, the "
+        f"loss on all of it. The model and its training: {describe(study)}. The scale starts at "
+        f"{study.first_scale:.2f} at p = 2. The paper gives neither the learning rate, nor the iterations, nor the "
+        f"scale's start: nanoGPT's for characters, and log2(L² − L) of the context, are the defaults here and our "
+        f"assumption.",
+        "",
+        *(f"- `{arm}`: {ARM_MEANINGS[arm]}." for arm in results.arms()),
+        "",
+        f"Made on {', '.join(made)}, PyTorch {', '.join(versions)}, by `{shlex.join(command_of(folder, results))}`, "
+        f"whole or in parts.",
+    ]
+    if missing:
+        names = ", ".join(dict.fromkeys(run.variant for run in missing))
+        lines.extend(["", f"Not run yet: {len(missing)} runs of {names}. The same command goes on with them."])
+    return "\n".join(lines)
+
+
+def command_of(folder: StudyFolder, results: Results) -> list[str]:
+    """The command that makes these runs, without the places of files."""
+    study, text = folder.about.study, folder.about.text
+    quick = study.characters == quick_study().characters
+    usual = dict(flatten((quick_study() if quick else LpStudy()).model_dump(mode="json")))
+    changes = [(name, value) for name, value in flatten(study.model_dump(mode="json")) if usual.get(name) != value]
+    words = ["qknorm", "study", "lp", *(["--quick"] if quick else [])]
+    if text["name"] not in (CORPUS, OWN_TEXT):
+        words.extend(["--text", text["name"]])
+    if set(results.arms()) != set(MAIN_ARMS):
+        words.extend(["--arms", ",".join(results.arms())])
+    exponents = sorted({p for arm in results.arms() if arm in LP_ARMS for p in results.exponents(arm)})
+    if exponents and tuple(exponents) != (QUICK_EXPONENTS if quick else EXPONENTS):
+        words.extend(["--p", ",".join(f"{p:g}" for p in exponents)])
+    for name, value in changes:
+        values = value if isinstance(value, list) else [value]
+        words.extend([f"--{name.replace('_', '-')}", *map(str, values)])
+    return words
+
+
+def _how_to_read() -> str:
+    return "\n".join(
+        [
+            "## How to read this",
+            "",
+            f"- Runs on one fold share their start, data order and held-out windows; they differ in arm and "
+            f"p alone, so that differences are paired. `better` and `worse` need an adjusted p below {SIGNIFICANT} of "
+            f"the paired t-test (Holm's correction within each table) over at least {FEWEST_FOLDS} folds; the exact "
+            f"Wilcoxon test stands beside it and cannot fall below 2/2ⁿ for n folds. The answers above go by the "
+            f"final loss.",
+            "- Folds share most of their training text, so that their losses are not independent and tests over folds "
+            "are somewhat too sure of themselves.",
+            "- At p = 2 the matched scale is the same scale: one run serves both arms.",
+            "- A matched start is matched at the start only: Adam moves every scale by about the same amount a step, "
+            "which is more of a small scale (p > 2, matched) than of a large one.",
+            "- Times of runs trained together are equal shares of their stack's time, evaluations left out.",
+            f"- Entropy is relative (1: uniform over the keys seen); a query is saturated where one key has over 99% "
+            f"of its weight. Both on a few held-out windows. The curves of all runs: [{CURVES}]({CURVES}).",
+        ]
+    )
+
+
+def _learned_p(results: Results, arm: Arm) -> str:
+    """Where learned values of p ended: the mean over layers and folds."""
+    ends = [value for record in results.by_fold(arm, 2.0).values() for value in record.curve[-1].p]
+    return f"2 → {math.fsum(ends) / len(ends):.2f}" if ends else "2 → ?"
+
+
+def _reached(each: Summary) -> str:
+    if not each.reached_baseline:
+        return NOTHING
+    some = "" if each.reached_baseline == len(each.folds) else f" ({each.reached_baseline} of {len(each.folds)} folds)"
+    return f"{each.iterations_to_baseline:,.0f}{some}"
+
+
+def _mean(pair: tuple[float, float], digits: int) -> str:
+    mean, deviation = pair
+    if not math.isfinite(mean):
+        return NOTHING
+    return f"{mean:.{digits}f}" + (f" ± {deviation:.{digits}f}" if math.isfinite(deviation) else "")
+
+
+def _p(p: float | None) -> str:
+    return NOTHING if p is None else "∞" if math.isinf(p) else f"{p:g}"
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else NOTHING
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
