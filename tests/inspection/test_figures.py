@@ -6,10 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from looks import make_look
 from matplotlib.image import imread
 
 from qknorm.errors import InputError
-from qknorm.inspection.figures import draw_attention, label_tokens
+from qknorm.inspection.figures import (
+    draw_attention,
+    draw_heads,
+    draw_logits,
+    draw_map,
+    draw_measures,
+    draw_report,
+    draw_scales,
+    label_tokens,
+)
+from qknorm.inspection.report import ModelLook, Report
 
 SOURCE = ["O", "coche", "verm", "·ello", "está", "aquí", "."]
 TARGET = ["The", "red", "car", "is", "here", "."]
@@ -106,3 +117,73 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_labels_mark_what_goes_on_inside_a_word(tokens: list[str], labels: list[str]) -> None:
     assert label_tokens(tokens) == labels
+
+
+def test_keys_that_read_from_the_right_begin_there(tmp_path: Path) -> None:
+    """The same weights over Hebrew and over Latin keys are mirror images."""
+    weights = np.eye(3)
+    for name, keys in (("latin", ["aaa", "bbb", "ccc"]), ("hebrew", ["אאא", "בבב", "גגג"])):
+        draw_attention(weights, keys, TARGET[:3], tmp_path / f"{name}.png")
+    # the bar of colours is alike in both; what differs are the corners of the map
+    latin, hebrew = (blueness(imread(tmp_path / f"{name}.png")) for name in ("latin", "hebrew"))
+    rows, columns = np.nonzero((latin - hebrew) > 0.5)
+    top = rows < rows.min() + 20
+    assert columns[top].max() < columns[~top].max() - 50
+
+
+# ------------------------------------------------------------------ pictures of a report
+
+
+def spelled(path: Path) -> list[str]:
+    """What stands in an SVG; beside the outlines of letters stands what they spell."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return Report([make_look("qknorm", heads=3), make_look("dot", heads=3, seed=1)])
+
+
+def test_the_same_heads_of_two_models_side_by_side(report: Report, tmp_path: Path) -> None:
+    draw_heads(report, tmp_path / "heads.svg", attention="encoder.1.self", heads=(0, 2, 9))
+    words = spelled(tmp_path / "heads.svg")
+    assert "Encoder self-attention, layer 2" in words
+    assert [word for word in words if ", head" in word] == [f"{m}, head {h}" for m in ("qknorm", "dot") for h in (1, 3)]
+    assert words.count("dous") == 2 * 2 + 2, "below every head, and at the left of every model"
+
+
+def test_heads_and_measures_that_are_not_there_are_refused(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no heads"):
+        draw_heads(report, tmp_path / "a.png", heads=(7,))
+    with pytest.raises(ValueError, match="there is no attention nothing"):
+        draw_heads(report, tmp_path / "a.png", attention="nothing")
+    with pytest.raises(ValueError, match="has no measure q_norm"):
+        draw_measures(report, tmp_path / "a.png", ["q_norm"])
+
+
+def test_measures_by_attention_and_head(report: Report, tmp_path: Path) -> None:
+    draw_measures(report, tmp_path / "measures.svg")
+    words = spelled(tmp_path / "measures.svg")
+    assert [word for word in words if ":" in word] == [
+        f"{measure}: {model}" for measure in ("relative entropy", "saturation") for model in ("qknorm", "dot")
+    ]
+    assert words.count("decoder.1.cross") == 2
+
+
+def test_the_map_has_every_head(report: Report, tmp_path: Path) -> None:
+    draw_map(report, tmp_path / "map.svg")
+    words = spelled(tmp_path / "map.svg")
+    for label in (f"{layer}.{head}" for layer in (1, 2) for head in range(1, 4)):
+        assert words.count(label) == 2 * 3, label
+    assert "dot: decoder cross" in words
+
+
+def test_courses_are_drawn_where_they_were_recorded(report: Report, tmp_path: Path) -> None:
+    draw_scales(report, tmp_path / "scales.svg")
+    assert {"Scale g: qknorm", "Scale g: dot", "encoder self"} <= set(spelled(tmp_path / "scales.svg"))
+    small = make_look("small", [("un dous", "one")], layers=1, heads=2)
+    bare = Report([ModelLook("bare", small.sentences)])
+    with pytest.raises(InputError, match="no run of this report recorded largest"):
+        draw_logits(bare, tmp_path / "logits.svg")
+    assert [path.name for path in draw_report(bare, tmp_path / "all")] == ["heads.png", "measures.png", "map.png"]
+    assert len(draw_report(Report([small]), tmp_path / "more", ".svg")) == 5
