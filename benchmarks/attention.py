@@ -2,6 +2,8 @@
 
 python benchmarks/attention.py                                   # lengths 64 … 8,192 on this machine
 python benchmarks/attention.py --lengths 1024 2048 --out attention.md
+python benchmarks/attention.py --figure attention.png            # on a GPU: ratios over length as a picture
+python benchmarks/attention.py --tune                            # on a GPU: the best blocks of the attention kernels
 """
 
 import argparse
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 from qknorm import MultiheadAttention, attend
 
 Job = Callable[[], Tensor]
+HEADER = "| length × batch | what | forward, ms | ratio | forward+backward, ms | ratio | peak MiB |"
 
 
 @dataclass
@@ -36,8 +39,6 @@ def make_jobs(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, compiled: bool) ->
         "QKNorm sdpa": lambda: attend(q, k, v, scale=scale, p=2.0, backend="sdpa"),
         "QKNorm sdpa, p = 3": lambda: attend(q, k, v, scale=scale, p=3.0, backend="sdpa"),
     }
-    if q.is_cuda:
-        jobs["QKNorm auto (Triton)"] = lambda: attend(q, k, v, scale=scale, p=2.0)
     if compiled:
         fast = torch.compile(attend, fullgraph=True)
         jobs["QKNorm sdpa, compiled"] = lambda: fast(q, k, v, scale=scale, p=2.0, backend="sdpa")
@@ -157,24 +158,39 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="measuring time for each number")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
+    parser.add_argument("--figure", type=Path, help="draw the ratios over length here (GPU)")
+    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for each number (GPU)")
+    parser.add_argument("--tune", action="store_true", help="only look for the best blocks of the kernels (GPU)")
     args = parser.parse_args()
     torch.manual_seed(0)
-    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    lines = [
-        f"{where}, {args.heads} heads of {args.head_dim}, {args.dtype}, PyTorch {torch.__version__}, "
-        f"Python {platform.python_version()}; ratios are to the first of each group",
-        "",
-        "| length × batch | what | forward, ms | ratio | forward+backward, ms | ratio | peak MiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
     console = Console()
-    for line in lines:
+
+    def show(line: str) -> None:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    for length in args.lengths:
-        for row in rows_of(length, args):
-            lines.append(row)
-            console.print(row, soft_wrap=True, markup=False, highlight=False)
-        torch.compiler.reset()
+
+    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    made_with = f"{args.dtype}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+    if args.device == "cuda":
+        from attention_gpu import measure_all, tune
+
+        title = f"{where}, {made_with}; ratios are to the first of each group"
+        lines = tune(args) if args.tune else measure_all(args, title)
+        for line in lines:
+            show(line)
+    else:
+        lines = [
+            f"{where}, {args.heads} heads of {args.head_dim}, {made_with}; ratios are to the first of each group",
+            "",
+            HEADER,
+            "|---|---|---|---|---|---|---|",
+        ]
+        for line in lines:
+            show(line)
+        for length in args.lengths:
+            for row in rows_of(length, args):
+                lines.append(row)
+                show(row)
+            torch.compiler.reset()
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("\n".join(lines) + "\n")

@@ -84,7 +84,7 @@ def test_attention_through_the_kernels_equals_the_reference(p: float, kv: int) -
         output = attend(*inputs, scale=scale, p=p, is_causal=True, backend=backend)  # type: ignore[arg-type]
         results.append([output, *torch.autograd.grad(output.pow(2).sum(), [*inputs, scale])])
     for reference, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found, reference, rtol=1e-3, atol=1e-4)
 
 
 def test_a_second_derivative_is_refused_not_wrong() -> None:

@@ -9,14 +9,15 @@ import torch
 from qknorm import MultiheadAttention, attend
 
 pytest.importorskip("triton", reason="triton is not installed")
+CASES = ["fused_cases.py", "fused_attention_cases.py"]
 
 
 @pytest.mark.slow
-def test_the_kernels_in_tritons_interpreter() -> None:
-    cases = Path(__file__).with_name("fused_cases.py")
+@pytest.mark.parametrize("cases", CASES)
+def test_the_kernels_in_tritons_interpreter(cases: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(cases))],
         env=environment,
         capture_output=True,
         text=True,
@@ -29,9 +30,9 @@ def test_the_kernels_in_tritons_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_kernels_on_the_gpu() -> None:
-    cases = Path(__file__).with_name("fused_cases.py")
-    assert pytest.main(["-q", str(cases)]) == 0
+@pytest.mark.parametrize("cases", CASES)
+def test_the_kernels_on_the_gpu(cases: str) -> None:
+    assert pytest.main(["-q", str(Path(__file__).with_name(cases))]) == 0
 
 
 def test_asked_for_by_name_they_say_why_they_cannot() -> None:

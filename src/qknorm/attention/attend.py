@@ -3,6 +3,9 @@
 Letters in names of tensors: b batch, h heads, t queries in time, s keys in time (source), d head dimension.
 """
 
+import importlib.util
+import math
+import os
 from typing import NamedTuple
 
 import torch
@@ -11,6 +14,9 @@ from torch.nn import functional as F
 
 from qknorm.attention.dropout import dropout as drop_out
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Visibility(NamedTuple):
@@ -58,6 +64,26 @@ def attend(
     h/kv queries' heads. A query that may attend to nothing gets zeros. `dropout` is applied to the weights whenever it
     is above 0.
     """
+    if p is not None:
+        check_p(p)
+    return attend_valid(
+        q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout, backend=backend
+    )
+
+
+def attend_valid(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    p: float | Tensor | None,
+    mask: Tensor | Visibility | None,
+    is_causal: bool,
+    dropout: float,
+    backend: Backend,
+) -> Tensor:
+    """`attend` for a p known to be valid: to look at a learned one would make the host wait for the device."""
     _check_shapes(q_bhtd, k_bhsd, v_bhsd)
     # with dropout PyTorch has no fused kernel on the CPU either, and draws its random numbers slowly
     slow = backend == "auto" and dropout > 0 and q_bhtd.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -67,15 +93,102 @@ def attend(
         ).output
     if backend not in ("auto", "sdpa", "fused"):
         raise ValueError(f"backend must be auto, reference, sdpa or fused, got {backend!r}")
-    if p is not None:
-        check_p(p)
-        q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
-        k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, backend)
-    elif backend == "fused":
-        raise ValueError("backend='fused' cannot be used here: no p is given, so there is nothing to fuse")
-    else:
-        q_bhtd = scale_by(q_bhtd, scale)
+    if p is None:
+        if backend == "fused":
+            raise ValueError("backend='fused' cannot be used here: no p is given, so there is nothing to fuse")
+        return _attend_sdpa(scale_by(q_bhtd, scale), k_bhsd, v_bhsd, mask, is_causal, dropout)
+    if backend == "fused" or (backend == "auto" and _worth_it(q_bhtd, k_bhsd, p, mask, is_causal, dropout)):
+        refusal = fused_attention_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, dropout=dropout)
+        if refusal is None:
+            return _attend_fused(q_bhtd, k_bhsd, v_bhsd, scale, p, mask, is_causal, dropout)
+        if backend == "fused":
+            raise ValueError(f"backend='fused' cannot be used here: {refusal}; backend='auto' takes another way")
+    q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
+    k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, backend)
     return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
+
+
+def _worth_it(
+    q_bhtd: Tensor, k_bhsd: Tensor, p: float | Tensor, mask: Tensor | Visibility | None, is_causal: bool, dropout: float
+) -> bool:
+    """Whether `auto` should take the attention kernels of `fused_attention` for this input, if they can have it.
+
+    Not before `benchmarks/attention.py` has shown on a card for which lengths, heads and masks they are faster than
+    normalising in one pass and PyTorch's attention. Asked for by name they are used wherever they can be.
+    """
+    return False
+
+
+def fused_attention_refusal(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    mask: Tensor | Visibility | None = None,
+    dropout: float = 0.0,
+) -> str | None:
+    """Why the attention kernels of `fused_attention` are not for this input; None if they are."""
+    if not (q_bhtd.is_cuda or _INTERPRETED):
+        return f"the tensors are on {q_bhtd.device.type}, not on a GPU"
+    if not _HAS_TRITON:
+        return "triton is not installed"
+    mask = mask.mask if isinstance(mask, Visibility) else mask
+    if mask is not None and mask.dtype != torch.bool:
+        return "the mask is added to the logits, not boolean"
+    if mask is not None and (mask.dim() > 4 or any(n != 1 for n in mask.shape[-3:-1])):
+        return f"a mask of shape {tuple(mask.shape)} does not hide the same keys from all queries, as (b, 1, 1, s) does"
+    from qknorm.attention.fused_attention import why_not
+
+    q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
+    return why_not(q_bhtd, k_bhsd, v_bhsd, scale, dropout)
+
+
+def _attend_fused(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    scale: float | Tensor,
+    p: float | Tensor,
+    mask: Tensor | Visibility | None,
+    is_causal: bool,
+    dropout: float,
+) -> Tensor:
+    """The attention kernels, which normalise for p = 2; for any other p one pass over q and over k comes before."""
+    from qknorm.attention.fused_attention import attend_fused
+
+    q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
+    inside = not isinstance(p, Tensor) and p == 2
+    if not inside:
+        q_bhtd = normalize_and_scale(q_bhtd, p, 1.0, "auto")
+        k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, "auto")
+    # what a learned p is now only the device knows, so that it counts as infinite
+    reach = q_bhtd.shape[-1] ** max(0.0, 1 - 2 / (math.inf if isinstance(p, Tensor) else p))
+    blind = None
+    if isinstance(mask, Visibility):
+        mask, blind = mask
+    b, s = k_bhsd.shape[0], k_bhsd.shape[2]
+    return attend_fused(
+        q_bhtd,
+        k_bhsd,
+        v_bhsd,
+        scale,
+        normalise=inside,
+        reach=float(reach),
+        mask=None if mask is None else mask.expand(b, 1, 1, s)[:, 0, 0],
+        blind=None if blind is None else blind.expand(b, 1, 1, 1)[:, 0, 0, 0],
+        is_causal=is_causal,
+        dropout=dropout,
+    )
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast what PyTorch's attention would be given, else the tensors as they are."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    half = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(half) for x in tensors)
 
 
 def attend_with_weights(

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import Visibility, attend, attend_with_weights, causal_mask
+from qknorm.attention.attend import Visibility, attend, attend_valid, attend_with_weights, causal_mask
 from qknorm.attention.cache import KeyValueCache
-from qknorm.attention.norm import Backend, Kind, QKNorm
+from qknorm.attention.norm import Backend, Kind, QKNorm, Span
 from qknorm.attention.rotary import rotary_angles, rotate
 
 RotaryOrder = Literal["none", "before_norm", "after_norm"]
@@ -46,20 +46,14 @@ class MultiheadAttention(nn.Module):
         scale_learned: bool | None = None,
         scale_per_head: bool = False,
         normalize_values: bool = False,
+        query_over: Span = "head",
         rotary: RotaryOrder = "none",
         rotary_base: float = 10_000.0,
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
-        if embed_dim % num_heads:
-            raise ValueError(f"embed_dim {embed_dim} cannot be cut into {num_heads} heads evenly")
-        if num_heads % num_kv_heads:
-            raise ValueError(f"{num_heads} heads cannot share {num_kv_heads} key-value heads evenly")
-        if rotary not in ("none", "before_norm", "after_norm"):
-            raise ValueError(f"rotary must be none, before_norm or after_norm, got {rotary!r}")
-        if backend == "fused" and qk_norm != "lp":
-            raise ValueError(f"backend='fused' is for qk_norm='lp'; with {qk_norm!r} there is nothing to fuse")
+        _check_settings(embed_dim, num_heads, num_kv_heads, rotary, backend, qk_norm)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self._extra_keys = int(add_bias_kv) + int(add_zero_attn)
         self.head_dim = embed_dim // num_heads
@@ -68,38 +62,33 @@ class MultiheadAttention(nn.Module):
         self.rotary, self.rotary_base, self.backend = rotary, rotary_base, backend
         # torch's encoder layers read this name to learn whether they may skip our forward in eval mode. They may not.
         self._qkv_same_embed_dim = False
+        self._make_weights(bias, add_bias_kv, device, dtype)
+        self.norm = QKNorm(
+            self.head_dim, num_heads, kind=qk_norm, p=p, p_learned=p_learned, scale_init=scale_init, length=length,
+            scale_learned=scale_learned, scale_per_head=scale_per_head, normalize_values=normalize_values,
+            query_over=query_over, num_kv_heads=num_kv_heads, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.reset_parameters()
 
-        kv_dim = self.head_dim * num_kv_heads
-        self._split = [embed_dim, kv_dim, kv_dim]
-        self.packed = self.kdim == self.vdim == embed_dim
+    def _make_weights(
+        self, bias: bool, add_bias_kv: bool, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> None:
+        """Parameters under the names torch.nn.MultiheadAttention gives them, not yet drawn."""
 
         def weight(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
-        self.in_proj_weight = weight(embed_dim + 2 * kv_dim, embed_dim) if self.packed else None
-        self.q_proj_weight = None if self.packed else weight(embed_dim, embed_dim)
+        width, kv_dim = self.embed_dim, self.head_dim * self.num_kv_heads
+        self._split = [width, kv_dim, kv_dim]
+        self.packed = self.kdim == self.vdim == width
+        self.in_proj_weight = weight(width + 2 * kv_dim, width) if self.packed else None
+        self.q_proj_weight = None if self.packed else weight(width, width)
         self.k_proj_weight = None if self.packed else weight(kv_dim, self.kdim)
         self.v_proj_weight = None if self.packed else weight(kv_dim, self.vdim)
-        self.in_proj_bias = weight(embed_dim + 2 * kv_dim) if bias else None
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.in_proj_bias = weight(width + 2 * kv_dim) if bias else None
+        self.out_proj = nn.Linear(width, width, bias=bias, device=device, dtype=dtype)
         self.bias_k = weight(1, 1, kv_dim) if add_bias_kv else None
         self.bias_v = weight(1, 1, kv_dim) if add_bias_kv else None
-        self.norm = QKNorm(
-            self.head_dim,
-            num_heads,
-            kind=qk_norm,
-            p=p,
-            p_learned=p_learned,
-            scale_init=scale_init,
-            length=length,
-            scale_learned=scale_learned,
-            scale_per_head=scale_per_head,
-            normalize_values=normalize_values,
-            num_kv_heads=num_kv_heads,
-            device=device,
-            dtype=dtype,
-        )
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Fresh weights, drawn as torch.nn.MultiheadAttention draws them, and the scale at its start."""
@@ -138,16 +127,14 @@ class MultiheadAttention(nn.Module):
         if query.is_nested:
             return self._forward_nested(query, need_weights)
         batched = query.dim() == 3
-        if not batched:
-            query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
-            if query is key and key is value:
-                query = key = value = query.transpose(0, 1)  # one tensor, so that one product projects all three
-            else:
-                query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-
-        q, k, v = self._project(query, key, value, cache)
+        query, key, value = self._batch_leading(query, key, value)
+        if not batched and key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        raw = cache is None and not need_weights and self._leaves_norm_to_attend(query)
+        if raw:
+            q, k, v = self._project_raw(query, key, value)
+        else:
+            q, k, v = self._project(query, key, value, cache)
         if cache is not None and cache.visibility is not None:
             visibility, is_causal = cache.visibility, False
         if is_causal:
@@ -155,28 +142,54 @@ class MultiheadAttention(nn.Module):
             if self._extra_keys:  # these come after the last key and are for everyone
                 attn_mask, is_causal = ~causal_mask(q.shape[2], k.shape[2] - self._extra_keys, q.device), False
         mask = visibility or self._merge_masks(key_padding_mask, attn_mask, k.shape[2])
-        dropout = self.dropout if self.training else 0.0
-        weights: Tensor | None = None
-        if need_weights:
-            output, weights, _ = attend_with_weights(
-                q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout
-            )
-            weights = weights.mean(dim=1) if average_attn_weights else weights
+        if raw:
+            output, weights = self._attend_raw(q, k, v, mask, is_causal), None
         else:
-            output = attend(
-                q,
-                k,
-                v,
-                scale=1.0,
-                mask=mask,
-                is_causal=is_causal,
-                dropout=dropout,
-                backend="sdpa" if self.backend == "fused" else self.backend,
-            )
+            output, weights = self._attend(q, k, v, mask, is_causal, need_weights)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
         output = self.out_proj(output.transpose(1, 2).flatten(2))
         if not batched:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _batch_leading(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The three as (batch, time, width); one tensor given thrice stays one, so that one product projects all."""
+        if self.batch_first and query.dim() == 3:
+            return query, key, value
+
+        def moved(x: Tensor) -> Tensor:
+            return x.transpose(0, 1) if query.dim() == 3 else x.unsqueeze(0)
+
+        if query is key and key is value:
+            return (one := moved(query)), one, one
+        return moved(query), moved(key), moved(value)
+
+    def _leaves_norm_to_attend(self, query: Tensor) -> bool:
+        """Whether `attend` gets queries and keys as they are, since it may have a kernel that normalises inside."""
+        asked = self.backend == "fused" or (self.backend == "auto" and query.is_cuda)
+        own_weights = self.in_proj_weight is not None or self.q_proj_weight is not None  # a subclass may have others
+        per_head = self.norm.kind == "lp" and self.norm.query_over == "head"
+        return asked and own_weights and per_head and self.rotary != "after_norm"
+
+    def _attend_raw(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool) -> Tensor:
+        """Attention on queries and keys that are not normalised yet."""
+        if self.rotary == "before_norm":
+            q, k = self._rotate(q, 0), self._rotate(k, 0)
+        return attend_valid(
+            q, k, self.norm.value(v), scale=self.norm.scale, p=self.norm.p_for(self.num_heads), mask=mask,
+            is_causal=is_causal, dropout=self.dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output by head on queries and keys that carry norm and scale, and the weights where needed."""
+        dropout = self.dropout if self.training else 0.0
+        if need_weights:
+            return attend_with_weights(q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout)[:2]
+        backend: Backend = "sdpa" if self.backend == "fused" else self.backend
+        return attend(q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout, backend=backend), None
 
     def _project(
         self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None
@@ -187,6 +200,14 @@ class MultiheadAttention(nn.Module):
             weight, bias = self._projection(0)
             q = self._heads(F.linear(query, weight, bias), self.num_heads)
             return self._place(q, past, keys=False), *cache.read()
+        q, k, v = self._project_raw(query, key, value)
+        q, k, v = self._place(q, past, keys=False), self._place(k, past, keys=True), self.norm.value(v)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return q, k, v
+
+    def _project_raw(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, as they come from the projections."""
         if self.in_proj_weight is not None and query is key and key is value:
             projected = torch.split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self._split, dim=-1)
         else:
@@ -196,12 +217,7 @@ class MultiheadAttention(nn.Module):
             k, v = (torch.cat([x, b.expand(len(x), -1, -1)], dim=1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        q = self._place(self._heads(q, self.num_heads), past, keys=False)
-        k = self._place(self._heads(k, self.num_kv_heads), past, keys=True)
-        v = self.norm.value(self._heads(v, self.num_kv_heads))
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return q, k, v
+        return self._heads(q, self.num_heads), self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
 
     def _projection(self, which: int) -> tuple[Tensor, Tensor | None]:
         """Weight and bias that make the queries (0), keys (1) or values (2)."""
@@ -220,9 +236,13 @@ class MultiheadAttention(nn.Module):
         norm = functools.partial(self.norm.key if keys else self.norm.scaled_query, backend=self.backend)
         if self.rotary == "none":
             return norm(x_bhtd)
+        if self.rotary == "before_norm":
+            return norm(self._rotate(x_bhtd, past))
+        return self._rotate(norm(x_bhtd), past)
+
+    def _rotate(self, x_bhtd: Tensor, past: int | Tensor) -> Tensor:
         positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)
-        angles = rotary_angles(positions, self.head_dim, self.rotary_base)
-        return norm(rotate(x_bhtd, angles)) if self.rotary == "before_norm" else rotate(norm(x_bhtd), angles)
+        return rotate(x_bhtd, rotary_angles(positions, self.head_dim, self.rotary_base))
 
     def _merge_masks(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, keys: int) -> Tensor | None:
         """Torch's two masks as one for `attend`: boolean with True = may attend, or additive if either is."""
@@ -274,3 +294,16 @@ class MultiheadAttention(nn.Module):
         if not any(name in state_dict for name in own_norm):
             state_dict.update(own_norm)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _check_settings(
+    embed_dim: int, num_heads: int, num_kv_heads: int, rotary: str, backend: Backend, qk_norm: Kind
+) -> None:
+    if embed_dim % num_heads:
+        raise ValueError(f"embed_dim {embed_dim} cannot be cut into {num_heads} heads evenly")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} heads cannot share {num_kv_heads} key-value heads evenly")
+    if rotary not in ("none", "before_norm", "after_norm"):
+        raise ValueError(f"rotary must be none, before_norm or after_norm, got {rotary!r}")
+    if backend == "fused" and qk_norm != "lp":
+        raise ValueError(f"backend='fused' is for qk_norm='lp'; with {qk_norm!r} there is nothing to fuse")

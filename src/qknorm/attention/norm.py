@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Kind = Literal["lp", "rms", "layer", "none"]
+Span = Literal["head", "width"]
 Backend = Literal["auto", "reference", "sdpa", "fused"]
 
 DEFAULT_LENGTH = 128
@@ -28,6 +29,17 @@ def lp_normalize(x: Tensor, p: float | Tensor = 2.0, dim: int = -1, eps: float |
         raise TypeError(f"only floating-point tensors can be normalised, got {x.dtype}")
     check_p(p)
     return _normalize(x, p, dim, eps)
+
+
+def normalize_over_heads(x_bhtd: Tensor, p: float = 2.0) -> Tensor:
+    """x divided by its Lp length over heads and head_dim together, times heads^(1/p).
+
+    Where all heads are equally long this is what `lp_normalize` gives for each of them.
+    """
+    check_p(p)
+    together_btw = x_bhtd.transpose(1, 2).flatten(2)
+    factor: float = x_bhtd.shape[1] ** (1 / p)
+    return scale_by(_normalize(together_btw, p).unflatten(2, (x_bhtd.shape[1], -1)).transpose(1, 2), factor)
 
 
 def initial_scale(length: float) -> float:
@@ -207,7 +219,9 @@ class QKNorm(nn.Module):
       as in Qwen3 and Gemma 3, or ViT-22B and timm.
     - `none`: dot-product attention, logits divided by √d.
 
-    `scale` is one number, or one per head. `p_learned` learns p ≥ 1 for every key head, from `p` on.
+    `scale` is one number, or one per head. `p_learned` learns p ≥ 1 for every key head, from `p` on. With
+    `query_over="width"` (of `lp`) a query's length is taken over all heads together, so that they share it out between
+    them; a factor heads^(1/p) keeps what the scale means.
     """
 
     def __init__(
@@ -223,6 +237,7 @@ class QKNorm(nn.Module):
         scale_learned: bool | None = None,
         scale_per_head: bool = False,
         normalize_values: bool = False,
+        query_over: Span = "head",
         num_kv_heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -234,7 +249,12 @@ class QKNorm(nn.Module):
             raise ValueError("the scale starts from scale_init or from length, not from both")
         if p_learned and not (kind == "lp" and 1 < p < math.inf):
             raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
+        if query_over not in ("head", "width"):
+            raise ValueError(f"query_over must be head or width, got {query_over!r}")
+        if query_over == "width" and (kind != "lp" or p_learned):
+            raise ValueError(f"query_over='width' needs kind='lp' and a fixed p, got {kind!r}, p_learned={p_learned}")
         check_p(p)
+        self.query_over = query_over
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads or num_heads
         self.kind, self.p_init, self.values_normalized = kind, float(p), normalize_values
         self.scale_learned = kind == "lp" if scale_learned is None else scale_learned
@@ -273,31 +293,34 @@ class QKNorm(nn.Module):
 
     def query(self, q_bhtd: Tensor) -> Tensor:
         """Normalised queries, not yet scaled."""
+        if self.query_over == "width":
+            return normalize_over_heads(q_bhtd, self.p_init)
         if self.kind == "lp":
-            return _normalize(q_bhtd, self._p_for(self.num_heads))
+            return _normalize(q_bhtd, self.p_for(self.num_heads))
         return q_bhtd if self.kind == "none" else _apply_in_own_dtype(self.q_norm, q_bhtd)
 
     def scaled_query(self, q_bhtd: Tensor, backend: Backend = "auto") -> Tensor:
         """Normalised queries times the scale, for attention with a scale of 1: one pass where kernels allow it."""
-        if self.kind == "lp":
-            return normalize_and_scale(q_bhtd, self._p_for(self.num_heads), self.scale, backend)
+        if self.kind == "lp" and self.query_over == "head":
+            return normalize_and_scale(q_bhtd, self.p_for(self.num_heads), self.scale, backend)
         return scale_by(self.query(q_bhtd), self.scale)
 
     def key(self, k_bhsd: Tensor, backend: Backend = "auto") -> Tensor:
         """Normalised keys."""
         if self.kind == "lp":
-            return normalize_and_scale(k_bhsd, self._p_for(self.num_kv_heads), 1.0, backend)
+            return normalize_and_scale(k_bhsd, self.p_for(self.num_kv_heads), 1.0, backend)
         return k_bhsd if self.kind == "none" else _apply_in_own_dtype(self.k_norm, k_bhsd)
 
     def value(self, v_bhsd: Tensor) -> Tensor:
         """Values, normalised only where `normalize_values` asks for it (the paper's ablation)."""
-        return _normalize(v_bhsd, self._p_for(self.num_kv_heads)) if self.values_normalized else v_bhsd
+        return _normalize(v_bhsd, self.p_for(self.num_kv_heads)) if self.values_normalized else v_bhsd
 
     def forward(self, q_bhtd: Tensor, k_bhsd: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised queries and keys, ready for `attend(…, scale=norm.scale)`."""
         return self.query(q_bhtd), self.key(k_bhsd)
 
-    def _p_for(self, heads: int) -> float | Tensor:
+    def p_for(self, heads: int) -> float | Tensor:
+        """The p in force, for this many heads of queries or keys: a number, or (heads, 1, 1)."""
         p = self.p
         if isinstance(p, Tensor):
             return p.repeat_interleave(heads // self.num_kv_heads).view(-1, 1, 1)
@@ -313,6 +336,8 @@ class QKNorm(nn.Module):
         parts.append(f"scale {learned} {self.scale_init:.4g}" + (" per head" if self.scale.dim() else ""))
         if self.values_normalized:
             parts.append("values normalised too")
+        if self.query_over == "width":
+            parts.append("queries over all heads together")
         return ", ".join(parts)
 
 
