@@ -1,13 +1,17 @@
 """How fast beam search decodes: 100 random sentences of 25 tokens, beam 4, 50 forced steps, the paper's size of model.
 
     python benchmarks/decoding.py                                        # the gl→en model on this machine
+    python benchmarks/decoding.py --threads 1 --at-once 25               # on one core, in smaller batches
     python benchmarks/decoding.py --run runs/gl-en --split test          # a trained run on a split of its data
     python benchmarks/decoding.py --smoke                                # tiny, to see that everything still runs
 
-Random weights never end a sentence on their own, so each one is held to the same number of steps.
+On the CPU CTranslate2 does the same work beside ours, with a model of the same size in its own layers (dot-product
+attention; it has no QKNorm), where it is installed. Random weights never end a sentence on their own, so each one is
+held to the same number of steps.
 """
 
 import argparse
+import functools
 import platform
 import statistics
 import time
@@ -17,9 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from qknorm.config import Model
 from qknorm.decoding.recorded import RecordedDecoder
 from qknorm.decoding.search import Stepper, beam_search
 from qknorm.decoding.translate import ModelStepper
+from qknorm.models.quantized import quantize
 from qknorm.models.translator import Translator, start_of_scale
 from qknorm.studies.recipes import preset
 from qknorm.training.fit import quick_kernels
@@ -50,24 +56,27 @@ class Uncached:
         raise AssertionError("no sentence ends before the others when all are held to one length")
 
 
-def forced(make: Callable[[Tensor, int], Stepper], source: Tensor, beam: int, steps: int) -> None:
-    limits = torch.full((len(source),), steps, device=source.device)
-    found = beam_search(make(source, beam), len(source), limits, beam=beam, min_length=steps)
-    assert all(len(best.tokens) == steps for best, *_ in found)
+def forced(make: Callable[[Tensor, int], Stepper], source: Tensor, beam: int, steps: int, at_once: int) -> None:
+    """Decodes all sentences, each held to so many steps."""
+    for part in source.split(at_once):
+        limits = torch.full((len(part),), steps, device=part.device)
+        found = beam_search(make(part, beam), len(part), limits, beam=beam, min_length=steps)
+        assert all(len(best.tokens) == steps for best, *_ in found)
 
 
-def measure(job: Callable[[], object], rounds: int) -> float:
-    """Median seconds of a job, after one to warm up."""
-    times = []
+def measure(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of every job, after one to warm up; in turns, so that a busy machine is so to all of them."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        job()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+        for name, job in jobs.items():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            job()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
 def measure_run(args: argparse.Namespace) -> None:
@@ -77,30 +86,87 @@ def measure_run(args: argparse.Namespace) -> None:
 
     data = PreparedData.load(Path(read_run(args.run)[1].data))
     texts = data.split(args.split).text(data.source)
-    translator = load(args.run, device=args.device)
+    translator = load(args.run, device=args.device, precision=args.dtype, quantize=args.quantize)
     with quick_kernels(torch.device(args.device)):
-        seconds = measure(lambda: translator.translate(texts), args.rounds)
+        seconds = measure({"run": lambda: translator.translate(texts)}, args.rounds)["run"]
     print(f"{len(texts):,} sentences in {seconds:.2f} s: {len(texts) / seconds:.1f} sentences/s on {args.device}")
 
 
-@torch.no_grad()
-def main() -> None:
+def our_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[], object]]:
+    """Our ways to decode, by name."""
+    device = torch.device(args.device)
+    model = Translator(args.vocabulary, settings, scale_init=start_of_scale(settings, 79)).to(device).eval()
+    source = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=device)
+
+    def job(make: Callable[[Tensor, int], Stepper], dtype: str) -> Callable[[], None]:
+        def run() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+                forced(make, source, args.beam, args.steps, args.at_once)
+
+        return run
+
+    stepper = functools.partial(ModelStepper, model)
+    jobs: dict[str, Callable[[], object]] = {f"ours, {dtype}": job(stepper, dtype) for dtype in ("float32", "bfloat16")}
+    if device.type == "cuda":
+        for dtype in ("float32", "bfloat16"):
+            jobs[f"ours, {dtype}, recorded steps"] = job(RecordedDecoder(model, getattr(torch, dtype)), dtype)
+    else:
+        jobs["ours, int8"] = job(functools.partial(ModelStepper, quantize(model)), "float32")
+    if args.uncached:
+        jobs["no cache"] = job(functools.partial(Uncached, model), args.dtype)
+    return jobs
+
+
+def peer_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[], object]]:
+    """CTranslate2 on the same work; nothing, with a word why, where it is not installed or a GPU is measured."""
+    from decoding_peers import CTranslate2Peer
+
+    if args.device != "cpu":
+        return {}
+    longest = max(args.length, args.steps) + 1
+    source = torch.randint(4, args.vocabulary, (args.sentences, args.length)).tolist()
+    jobs: dict[str, Callable[[], object]] = {}
+    for precision in ("float32", "int8"):
+        try:
+            peer = CTranslate2Peer(settings, args.vocabulary, precision, longest)
+        except ImportError:
+            print("CTranslate2 is left out: it is not installed (pip install ctranslate2)", flush=True)
+            return {}
+        except ValueError as error:
+            print(f"CTranslate2 in {precision} is left out: {error}", flush=True)
+            continue
+        jobs[f"CTranslate2, {precision}"] = functools.partial(peer.decode, source, args.beam, args.steps, args.at_once)
+    return jobs
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="paper-qknorm-gl-en")
     parser.add_argument("--sentences", type=int, default=100)
+    parser.add_argument("--at-once", type=int, default=100, help="sentences in a batch, ours and CTranslate2's")
     parser.add_argument("--length", type=int, default=25)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=3_164)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of PyTorch and of CTranslate2")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the rows without one")
     parser.add_argument("--run", type=Path)
     parser.add_argument("--split", default="test")
+    parser.add_argument("--quantize", choices=["int8"], help="of a trained run")
     parser.add_argument("--uncached", action="store_true", help="measure decoding without a cache too, which is slow")
+    parser.add_argument("--only", default="", help="measure only the rows whose names begin so")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    args = parse()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     if args.run:
         measure_run(args)
         return
@@ -110,34 +176,23 @@ def main() -> None:
         settings = settings.model_copy(update=small)
         args.sentences, args.steps, args.vocabulary, args.rounds, args.uncached = 4, 5, 50, 1, True
     torch.manual_seed(0)
-    device = torch.device(args.device)
-    model = Translator(args.vocabulary, settings, scale_init=start_of_scale(settings, 79)).to(device).eval()
-    source = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=device)
-    ways: dict[str, Callable[[Tensor, int], Stepper]] = {
-        "cached keys": lambda source, beam: ModelStepper(model, source, beam),
-        "cached keys, recorded steps": RecordedDecoder(model, getattr(torch, args.dtype)),
-        "no cache": lambda source, beam: Uncached(model, source, beam),
-    }
-    if device.type != "cuda":
-        del ways["cached keys, recorded steps"]
-    if not args.uncached:
-        del ways["no cache"]
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    jobs = {**our_jobs(args, settings), **peer_jobs(args, settings)}
+    jobs = {name: job for name, job in jobs.items() if name.startswith(args.only)}
+    with quick_kernels(torch.device(args.device)):
+        seconds = measure(jobs, args.rounds)
+    first = next(iter(seconds))
+    where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     lines = [
-        f"{where}, {args.dtype}, {settings.encoder_layers}+{settings.decoder_layers} layers of {settings.width}, "
-        f"{args.sentences} sentences of {args.length} tokens, beam {args.beam}, {args.steps} forced steps, "
-        f"PyTorch {torch.__version__}, Python {platform.python_version()}",
+        f"{where}, {settings.encoder_layers}+{settings.decoder_layers} layers of {settings.width}, "
+        f"{args.sentences} sentences of {args.length} tokens, {args.at_once} at once, beam {args.beam}, {args.steps} "
+        f"forced steps, rows without a precision in {args.dtype}, PyTorch {torch.__version__}, "
+        f"Python {platform.python_version()}",
         "",
-        "| ours | seconds | sentences/s |",
-        "|---|---|---|",
+        f"| what | seconds | sentences/s | speed, {first} = 1 |",
+        "|---|---|---|---|",
+        *(f"| {name} | {t:.2f} | {args.sentences / t:.2f} | {seconds[first] / t:.2f} |" for name, t in seconds.items()),
     ]
     print("\n".join(lines), flush=True)
-    half = torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16")
-    with quick_kernels(device), half:
-        for name, make in ways.items():
-            seconds = measure(lambda make=make: forced(make, source, args.beam, args.steps), args.rounds)  # type: ignore[misc]
-            lines.append(f"| {name} | {seconds:.2f} | {args.sentences / seconds:.2f} |")
-            print(lines[-1], flush=True)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("\n".join(lines) + "\n")

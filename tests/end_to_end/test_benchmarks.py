@@ -18,7 +18,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
             "training.py",
             ["ours, QKNorm", "ours, dot product", "released code, restated (fp32)", "torch.nn.Transformer"],
         ),
-        ("decoding.py", ["cached keys", "no cache"]),
+        ("decoding.py", ["ours, float32", "ours, bfloat16", "ours, int8", "no cache"]),
+        ("lp_overhead.py", ["side-by-side, eager", "stacked, eager"]),
     ],
 )
 def test_smoke(script: str, rows: list[str]) -> None:

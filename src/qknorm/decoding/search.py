@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from qknorm.errors import InputError
 from qknorm.specials import END, START
@@ -175,14 +174,17 @@ def _best(scores_bn: Tensor, count: int, width: int = 64) -> tuple[Tensor, Tenso
     torch.topk leaves equals in any order, and a sort of whole rows is slow. But the best n lie in those n blocks of a
     row that have the highest maxima, so only these are sorted.
     """
-    padded_bn = F.pad(scores_bn, (0, -scores_bn.shape[1] % width), value=-math.inf)
-    blocks_bmw = padded_bn.view(len(padded_bn), -1, width)
-    ranking_bm = blocks_bmw.amax(2).sort(dim=1, descending=True, stable=True).indices
+    rows, length = scores_bn.shape
+    whole = length - length % width
+    maxima = [scores_bn[:, :whole].view(rows, -1, width).amax(2)] if whole else []
+    if whole < length:  # the last block is shorter
+        maxima.append(scores_bn[:, whole:].amax(1, keepdim=True))
+    ranking_bm = torch.cat(maxima, dim=1).sort(dim=1, descending=True, stable=True).indices
     chosen_bc = ranking_bm[:, :count].sort(dim=1).values
-    inside_bn = blocks_bmw.gather(1, chosen_bc[:, :, None].expand(-1, -1, width)).flatten(1)
+    index_bn = (chosen_bc[:, :, None] * width + torch.arange(width, device=scores_bn.device)).flatten(1)
+    inside_bn = scores_bn.gather(1, index_bn.clamp(max=length - 1)).masked_fill_(index_bn >= length, -math.inf)
     sorted_bn, place_bn = inside_bn.sort(dim=1, descending=True, stable=True)
-    place_bk = place_bn[:, :count]
-    return sorted_bn[:, :count], chosen_bc.gather(1, place_bk // width) * width + place_bk % width
+    return sorted_bn[:, :count], index_bn.gather(1, place_bn[:, :count])
 
 
 def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, end: int, min_length: int, n: int) -> None:

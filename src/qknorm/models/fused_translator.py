@@ -123,7 +123,7 @@ def _cross(layer: "DecoderLayer", y: Tensor, memory: "Memory", across: KeysAndVa
     if across is None:
         return layer._read(y, memory, None)
     norm, weight, bias = attention.norm, attention.in_proj_weight, attention.in_proj_bias
-    if norm.kind != "lp" or norm.p_raw is not None:
+    if norm.kind != "lp" or norm.p_raw is not None or norm.query_over == "width":
         cache = KeyValueCache(fixed=True)
         cache.adopt(norm.key(across.keys, attention.backend), norm.value(across.values))
         return layer._read(y, memory, cache)

@@ -77,7 +77,7 @@ def make_norm(settings: LayerSettings) -> nn.Module:
 
 
 def make_attention(settings: LayerSettings, scale_init: float | None, *, positions: bool) -> MultiheadAttention:
-    """One attention module; `positions` says whether rotary positions make sense there (not across languages)."""
+    """One attention module: over its own input, where rotary `positions` make sense, or else across languages."""
     attention = settings.attention
     return MultiheadAttention(
         settings.width,
@@ -93,6 +93,7 @@ def make_attention(settings: LayerSettings, scale_init: float | None, *, positio
         scale_learned=attention.scale_learned,
         scale_per_head=attention.scale_per_head,
         normalize_values=attention.normalize_values,
+        query_over="head" if positions else attention.cross_query_norm,
         rotary=settings.rotary_order if positions and settings.positions == "rotary" else "none",
     )
 
