@@ -59,7 +59,7 @@ CASES = {
 }
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(**CASES)
 def test_equal_to_the_definitions(
     shape: tuple[int, tuple[int, int], int], keys: int, mask: str, causal: bool, padded: bool, per_head: bool,

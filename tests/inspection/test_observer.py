@@ -39,14 +39,14 @@ def test_an_observation() -> None:
     assert list(seen.heads) == list(seen.means) == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
     assert set(seen.heads["encoder.0.self"]) == set(Measures.names())
     assert seen.means["decoder.0.self"]["entropy"] == pytest.approx(
-        sum(seen.heads["decoder.0.self"]["entropy"]) / 2, rel=1e-5
+        sum(seen.heads["decoder.0.self"]["entropy"]) / 2, rel=1e-4
     )
     assert seen.warnings == []
     with torch.no_grad(), capture(model.eval()) as calls:
         model(*(x[:2] for x in inputs))
     real = inputs[1][:2] != 0  # padding of the target is no query
     own = next(call for call in calls if call.name == "decoder.0.self")
-    agree(replace(own, queries=real).measure(), seen.heads["decoder.0.self"])
+    agree(replace(own, queries=real).measure(), seen.heads["decoder.0.self"], 1e-4)
 
 
 def saturating(model: Translator) -> Translator:

@@ -117,7 +117,8 @@ class Product:
             return ~seen  # causal or not, the last query sees all
         for rows in self.row_blocks():
             visible = self.visible(rows, slice(0, self.s))
-            seen |= torch.tensor(True) if visible is None else visible.any(dim=-2)
+            assert visible is not None
+            seen |= visible.any(dim=-2)
         return seen
 
 

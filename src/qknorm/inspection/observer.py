@@ -21,7 +21,7 @@ class Observation(NamedTuple):
     """What was measured at a step, to be written down, and what there is to say about it."""
 
     heads: dict[str, dict[str, list[float]]]
-    """By attention and measure, a number a head."""
+    """By attention and measure, a number a head, of five digits."""
     means: dict[str, dict[str, float]]
     """By attention and measure, one number."""
     warnings: list[str]
@@ -60,7 +60,7 @@ class AttentionObserver:
         measured = monitor.probe(lambda: model(*few), step=step, real=real)
         self._history = _thinned(self._history + monitor.history)
         return Observation(
-            {name: measures.as_dict() for name, measures in measured.items()},
+            {name: _rounded(measures.as_dict()) for name, measures in measured.items()},
             {name: measures.mean() for name, measures in measured.items()},
             [finding.text for finding in self._new(find(self._history, cure=_cure(model)))],
         )
@@ -71,6 +71,11 @@ class AttentionObserver:
         new = [finding for key, finding in found.items() if key not in self._told]
         self._told = set(found)
         return new
+
+
+def _rounded(numbers: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Five digits of each: a line for metrics.jsonl is long enough with them."""
+    return {name: [float(f"{number:.5g}") for number in column] for name, column in numbers.items()}
 
 
 def _thinned(history: list[Sample]) -> list[Sample]:

@@ -84,8 +84,6 @@ def _plain(mask: Tensor | Visibility | None) -> Tensor | None:
 def scale_apart(call: Call, norm: QKNorm) -> Call:
     """The scale g out of the queries that carry it, so that q and k are the normalised ones."""
     g = norm.scale.detach()
-    if bool((g == 0).any()):
-        return call
-    wide = torch.promote_types(call.q.dtype, torch.float32)
-    q = call.q * (call.scale / g.to(call.q.device, wide).view(-1, 1, 1))
+    carried = g.to(call.q.device, torch.promote_types(call.q.dtype, torch.float32)).view(-1, 1, 1)
+    q = call.q * (call.scale / torch.where(carried == 0, 1.0, carried))  # with g = 0 it is 0 as it is
     return dataclasses.replace(call, q=q, scale=g)
