@@ -1,0 +1,56 @@
+"""What every family of attention modules tells `adopt`: what it is, how to watch it, how to change it."""
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from qknorm.attention.norm import QKNorm
+
+See = Callable[[Tensor, Tensor, float, Tensor | None], None]
+"""Told of one attention: q (b, h, t, d), k (b, kv, s, d), the scale of their logits, and which keys are visible."""
+
+
+class Shape(NamedTuple):
+    """An attention module that can be changed: what to call it, and its heads."""
+
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Family(Protocol):
+    """A kind of attention module that can be given QKNorm."""
+
+    norm_name: str
+    """What the QKNorm is called inside the module, and so in a state dict."""
+
+    def examine(self, module: nn.Module) -> Shape | str | None:
+        """The shape of a module that can be changed, a reason why it cannot be, or None: it is of another family."""
+
+    def watch(self, module: nn.Module, see: See) -> AbstractContextManager[None]:
+        """Calls `see` at every attention of the module, as it is before it is changed."""
+
+    def install(self, module: nn.Module, norm: QKNorm) -> None:
+        """Changes the module, in place."""
+
+
+_NORM_NAMES = re.compile(r"(q|k|qk|query|key)_?(layer_?)?norms?|norm_(q|k|query|key)")
+
+
+def own_norm(module: nn.Module) -> str | None:
+    """The name of a norm the module has for its queries or keys, as Qwen3 and Gemma 3 do; None if it has none."""
+    for name, child in module.named_children():
+        if _NORM_NAMES.fullmatch(name) and not isinstance(child, nn.Identity):
+            return name
+    return None
+
+
+def visible_keys(mask: Tensor) -> Tensor:
+    """A boolean mask, True = may attend, of one that is boolean, with that meaning, or additive."""
+    # an additive mask hides a key with −∞ or with the lowest number of its dtype; a bias is never near that
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
