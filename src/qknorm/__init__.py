@@ -17,9 +17,12 @@ from qknorm.errors import InputError
 from qknorm.version import __version__
 
 if TYPE_CHECKING:
+    from qknorm.attention.adopt import Adoption, adopt
     from qknorm.config import Prepare, Train, TrainLanguageModel
     from qknorm.decoding.generate import TextGenerator
     from qknorm.decoding.translate import TextTranslator
+    from qknorm.inspection.measures import Measures, measure
+    from qknorm.inspection.monitor import AttentionMonitor, capture
     from qknorm.scoring import ScoringOptions, compare, score, score_report
     from qknorm.studies.recipes import preset
     from qknorm.text.prepare import prepare
@@ -30,8 +33,11 @@ if TYPE_CHECKING:
     from qknorm.training.loading import load
 
 __all__ = [
+    "Adoption",
+    "AttentionMonitor",
     "InputError",
     "KeyValueCache",
+    "Measures",
     "MultiheadAttention",
     "Prepare",
     "PreparedData",
@@ -43,14 +49,17 @@ __all__ = [
     "Train",
     "TrainLanguageModel",
     "__version__",
+    "adopt",
     "attend",
     "attend_with_weights",
     "average",
+    "capture",
     "compare",
     "initial_scale",
     "load",
     "lp_normalize",
     "matched_scale",
+    "measure",
     "prepare",
     "preset",
     "score",
@@ -60,9 +69,12 @@ __all__ = [
 
 # imported when first asked for: whoever wants attention alone waits for torch and nothing else
 _HOMES = {
+    "qknorm.attention.adopt": ("Adoption", "adopt"),
     "qknorm.config": ("Prepare", "Train", "TrainLanguageModel"),
     "qknorm.decoding.generate": ("TextGenerator",),
     "qknorm.decoding.translate": ("TextTranslator",),
+    "qknorm.inspection.measures": ("Measures", "measure"),
+    "qknorm.inspection.monitor": ("AttentionMonitor", "capture"),
     "qknorm.scoring": ("ScoringOptions", "compare", "score", "score_report"),
     "qknorm.studies.recipes": ("preset",),
     "qknorm.text.prepare": ("prepare",),

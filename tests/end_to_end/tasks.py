@@ -34,6 +34,7 @@ max_steps = 20
 evaluate_every = 4
 dev_sentences = 4
 log_every = 3
+inspect_every = 6
 keep = 2
 [training.schedule]
 kind = "cosine"

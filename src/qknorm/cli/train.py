@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -32,6 +32,8 @@ class Arguments:
 
       qknorm train data/gl-en --run runs/gl-en --resume
 
+      qknorm train data/gl-en --run runs/gl-en --for ctranslate2 --model.attention.cross-query-norm width
+
       qknorm train shakespeare.txt --run runs/shakespeare
 
       torchrun --nproc-per-node 4 -m qknorm train data/gl-en --run-folder runs/gl-en
@@ -52,6 +54,8 @@ class Arguments:
     """cpu or cuda; a GPU where there is one if not given."""
     quiet: bool = False
     """Print only the outcome."""
+    export_to: Annotated[Literal["onnx", "huggingface", "ctranslate2"] | None, tyro.conf.arg(name="for")] = None
+    """Before the first step, export a random model of these settings to this target, and compare it."""
     settings: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
 
 
@@ -92,10 +96,13 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
+    from qknorm.inspection.observer import AttentionObserver
     from qknorm.training.fit import train
 
     arguments = _parse(list(words))
     as_it_was = arguments.resume and arguments.settings == preset(type(arguments).preset)
+    if isinstance(arguments, Arguments) and arguments.export_to is not None:
+        _check_export(arguments, arguments.export_to)
     outcome = train(
         arguments.data,
         arguments.run,
@@ -103,6 +110,7 @@ def run(words: Sequence[str]) -> None:
         resume=arguments.resume,
         device=arguments.device,
         quiet=arguments.quiet,
+        observer=AttentionObserver(),
     )
     if outcome is None:  # a process that does not lead its team
         _leave_team_at_once(0)
@@ -124,6 +132,21 @@ def run(words: Sequence[str]) -> None:
     else:
         suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
     _leave_team_at_once(0)
+
+
+def _check_export(arguments: Arguments, target: str) -> None:
+    from qknorm.export.check import check_export
+    from qknorm.text.prepared import PreparedData
+    from qknorm.training.run_folder import read_run
+
+    settings = read_run(arguments.run)[0] if arguments.resume else arguments.settings
+    apart = check_export(target, settings, PreparedData.load(arguments.data))
+    if not arguments.quiet:
+        console.print(
+            f"Can be exported to {target}: a random model of these settings has log-probabilities within {apart:.1g} "
+            f"of PyTorch's there",
+            soft_wrap=True,
+        )
 
 
 def _leave_team_at_once(status: int) -> None:
@@ -160,7 +183,7 @@ def _read(path: Path, base: AnyTrain) -> AnyTrain:
 
 def _text_file(words: list[str]) -> str | None:
     """The text file among the words, if there is one, which is no option nor the value of one of ours."""
-    named = ("--run", "--run-folder", "--preset", "--config", "--device")
+    named = ("--run", "--run-folder", "--preset", "--config", "--device", "--for")
     free = [word for before, word in zip(["", *words], words, strict=False) if before not in named]
     return next((word for word in free if not word.startswith("-") and Path(word).is_file()), None)
 

@@ -83,6 +83,8 @@ class Optimisation(Settings):
     """Under torchrun: every GPU holds the whole model, or a share of it."""
     log_every: int = Field(default=50, ge=1)
     """Steps between lines of metrics.jsonl."""
+    inspect_every: int = Field(default=500, ge=0)
+    """Steps between measurements of every attention, with a warning where one goes wrong; 0 for none."""
     keep: int = Field(default=3, ge=1)
     """Checkpoints kept besides the best."""
     tensorboard: bool = False

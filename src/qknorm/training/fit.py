@@ -16,7 +16,7 @@ from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import list_steps
 from qknorm.training.language_modelling import LanguageModelTask
 from qknorm.training.language_run import LanguageModelAbout, create_language_run, read_language_run
-from qknorm.training.loop import Outcome, Trainer
+from qknorm.training.loop import Observer, Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
 from qknorm.training.record import Recorder
 from qknorm.training.run_folder import (
@@ -43,12 +43,14 @@ def train(
     resume: bool = False,
     device: str | None = None,
     quiet: bool = False,
+    observer: Observer | None = None,
 ) -> Outcome | None:
     """Trains a translator on a prepared folder, or a language model on a text file; returns how it ended.
 
     A new run needs `settings`, such as `qknorm.preset("low-resource")` for a folder and `qknorm.preset("character-lm")`
     for a text, the command's defaults; with `resume` a run goes on from its newest checkpoint by its own, exactly as if
-    it had never stopped. Processes that do not lead a team get None.
+    it had never stopped. Processes that do not lead a team get None. An `observer`, such as
+    `qknorm.inspection.observer.AttentionObserver`, is shown the model every `training.inspect_every` steps.
     """
     data, run = Path(data), Path(run)
     kind = _kind_of(data)
@@ -61,7 +63,7 @@ def train(
         if team.leads:
             recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet, measure=task.measure)
         try:
-            trainer = Trainer(run, training, task, team, recorder)
+            trainer = Trainer(run, training, task, team, recorder, observer)
             if recorder is not None and not resume:
                 recorder.truncate_to(-1)  # a training may have died here before its first checkpoint
             if resume:

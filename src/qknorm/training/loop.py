@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qknorm.config import Optimisation
 from qknorm.errors import InputError
@@ -61,6 +61,18 @@ class TrainingDiverged(InputError):
     """The loss is no number any more."""
 
 
+class Observer(Protocol):
+    """Looks into a model now and then while it trains, and leaves it as it was."""
+
+    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes up what was written down before, for a training that goes on."""
+
+    def __call__(
+        self, step: int, model: nn.Module, *inputs: Tensor
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Sequence[str]]:
+        """What to write down for each head and for each attention, and sentences to warn with."""
+
+
 @dataclass
 class Trainer:
     """One training from its start or a checkpoint to its end; every process of a team has one."""
@@ -70,6 +82,7 @@ class Trainer:
     task: Task
     team: Team
     recorder: Recorder | None
+    observer: Observer | None = None
     place: Place = field(default_factory=Place)
 
     def __post_init__(self) -> None:
@@ -141,6 +154,8 @@ class Trainer:
         self.stepper(tensors, tokens, self.rate.at(place.step), self.team.size)
         if self.team.device.type == "cpu" and self.stepper.sums[4] > 0:
             self._give_up(float(self.stepper.sums[0]))
+        if self.observer is not None and training.inspect_every and place.step % training.inspect_every == 0:
+            self._observe(self.observer)
         if place.step % training.log_every == 0:
             self._log()
         else:
@@ -156,6 +171,17 @@ class Trainer:
         seconds, self._logged_at, self._shown_at = now - self._logged_at, now, now
         if self.recorder is not None:
             self.recorder.log_step(**self._row_of(sums, seconds))
+
+    def _observe(self, observer: Observer) -> None:
+        began = time.perf_counter()
+        if self.team.leads or self._jointly:
+            with self.stepper.autocast():
+                heads, means, warnings = observer(self.place.step, self.model, *self._latest[:-1])
+            if self.recorder is not None:
+                self.recorder.log_attention(self.place.step, heads, means)
+                for text in warnings:
+                    self.recorder.message(text, "yellow")
+        self._logged_at += time.perf_counter() - began
 
     def _show_sign_of_life(self) -> None:
         """The step between two logs, now and then; its loss on the CPU alone, since a GPU would be waited for."""
@@ -197,8 +223,7 @@ class Trainer:
 
     def _evaluate(self) -> None:
         place, began = self.place, time.perf_counter()
-        together = self.settings.parallel == "fsdp" and self.team.size > 1  # shares of a model answer jointly
-        result = self._measure() if self.team.leads or together else None
+        result = self._measure() if self.team.leads or self._jointly else None
         result = self.team.share(result)
         if result is None:
             self._give_up(math.nan)
@@ -227,6 +252,11 @@ class Trainer:
                 }
             )
         self._logged_at += time.perf_counter() - began  # tokens a second are of training alone
+
+    @property
+    def _jointly(self) -> bool:
+        """Whether every process holds a share of the model, so that only all of them together can run it."""
+        return self.settings.parallel == "fsdp" and self.team.size > 1
 
     def _measure(self) -> Measured | None:
         """An evaluation on dev; None where it gives no numbers."""
@@ -319,6 +349,8 @@ class Trainer:
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()
         self._seconds_before = _seconds_so_far(self.run)
+        if self.observer is not None:
+            self.observer.recall(read_metrics(self.run))
         return complaints
 
     def _tidy(self, found: checkpoint.Checkpoint | None) -> None:

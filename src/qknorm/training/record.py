@@ -67,6 +67,11 @@ class Recorder:
         clock = {"tokens_per_second": tokens_per_second, "seconds_left": seconds_left}
         self._write({"kind": "step", "step": step, "epoch": epoch, **measured, **clock}, durable=False)
 
+    def log_attention(self, step: int, heads: Mapping[str, Any], means: Mapping[str, Any]) -> None:
+        """Writes down what attention does: each head to metrics.jsonl, each attention's mean to TensorBoard."""
+        row = {"kind": "attention", "step": step}
+        self._write({**row, "attention": heads}, durable=False, curves={**row, "attention": means})
+
     def show_step(self, step: int, epoch: int, learning_rate: float, loss: float | None = None) -> None:
         """Shows a step that is not written down."""
         known = [] if loss is None else [("loss", f"{loss:.3f}", "")]
@@ -111,13 +116,13 @@ class Recorder:
     ) -> None:
         self.close()
 
-    def _write(self, row: dict[str, Any], *, durable: bool) -> None:
+    def _write(self, row: dict[str, Any], *, durable: bool, curves: dict[str, Any] | None = None) -> None:
         clock = {name: row.pop(name) for name in WALL_CLOCK if name in row}
         clock = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **clock, **row.pop("time", {})}
         plain = {**to_strict_json(row), "time": to_strict_json(clock)}
         self._metrics.append(plain, durable)
         if self._curves:
-            self._curves.append(plain)
+            self._curves.append(plain if curves is None else to_strict_json(curves))
 
 
 # ------------------------------------------------------------------ the terminal
