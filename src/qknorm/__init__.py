@@ -3,20 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from qknorm.attention import (
-    KeyValueCache,
-    MultiheadAttention,
-    QKNorm,
-    attend,
-    attend_with_weights,
-    initial_scale,
-    lp_normalize,
-    matched_scale,
-)
 from qknorm.errors import InputError
 from qknorm.version import __version__
 
 if TYPE_CHECKING:
+    from qknorm.attention import (
+        KeyValueCache,
+        MultiheadAttention,
+        QKNorm,
+        attend,
+        attend_with_weights,
+        initial_scale,
+        lp_normalize,
+        matched_scale,
+    )
     from qknorm.attention.adopt import Adoption, adopt
     from qknorm.config import Prepare, Train, TrainLanguageModel
     from qknorm.decoding.generate import TextGenerator
@@ -67,8 +67,19 @@ __all__ = [
     "train",
 ]
 
-# imported when first asked for: whoever wants attention alone waits for torch and nothing else
+# imported when first asked for: whoever wants attention alone waits for torch and nothing else, and engines without
+# PyTorch do not even wait for that
 _HOMES = {
+    "qknorm.attention": (
+        "KeyValueCache",
+        "MultiheadAttention",
+        "QKNorm",
+        "attend",
+        "attend_with_weights",
+        "initial_scale",
+        "lp_normalize",
+        "matched_scale",
+    ),
     "qknorm.attention.adopt": ("Adoption", "adopt"),
     "qknorm.config": ("Prepare", "Train", "TrainLanguageModel"),
     "qknorm.decoding.generate": ("TextGenerator",),

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import qknorm
 from foreign_models import library
 from qknorm import initial_scale
-from qknorm.attention.adopt import adopt
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))

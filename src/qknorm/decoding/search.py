@@ -4,12 +4,12 @@ Letters in names of tensors: b sentences, k slots of a sentence, t tokens in tim
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from qknorm.decoding.results import Hypothesis
 from qknorm.errors import InputError
 from qknorm.specials import END, START
 
@@ -27,15 +27,6 @@ class Stepper(Protocol):
 
     def keep(self, sentences: Tensor) -> None:
         """Only these sentences, given as indices into the current batch, stay."""
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A sentence found, without start and end; `score` is its log-probability over its length penalty."""
-
-    tokens: list[int]
-    score: float
-    log_probability: float
 
 
 def length_penalty(length: Length, alpha: float) -> Length:

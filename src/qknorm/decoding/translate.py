@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +9,8 @@ from torch import Tensor
 from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
-from qknorm.decoding.search import Hypothesis, Stepper, beam_search
+from qknorm.decoding.results import Alternative, Hypothesis, Progress, Translation, split_long
+from qknorm.decoding.search import Stepper, beam_search
 from qknorm.models.translator import DecoderCache, Memory, Translator
 from qknorm.text.batching import batches_by_length, collate
 from qknorm.text.cleaning import clean_line
@@ -19,27 +19,7 @@ from qknorm.text.subwords import Tokenizer
 BATCH_TOKENS = {False: 16_384, True: 131_072}
 """Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
 
-Progress = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """One translation of a sentence and its score: log-probability over length penalty."""
-
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
-class Translation:
-    """The best translation of a sentence, others where asked for, and which source word each target word came from."""
-
-    text: str
-    score: float
-    alternatives: list[Alternative]
-    alignment: list[tuple[int, int]] | None = None
-    parts: int = 1
-    """Into how many parts the sentence was cut because it was longer than any in training."""
+__all__ = ["Alternative", "ModelStepper", "Progress", "TextTranslator", "Translation", "split_long", "translate_ids"]
 
 
 class ModelStepper:
@@ -190,24 +170,3 @@ class TextTranslator:
                 place += text.startswith(" ", place)
                 targets += len(self.tokenizer.decode(hypotheses[0].tokens).split())
         return Translation(alternatives[0].text, alternatives[0].score, alternatives, alignment, len(parts))
-
-
-def split_long(tokenizer: Tokenizer, text: str, longest: int) -> list[str]:
-    """The text, or parts of it within `longest` tokens, cut after punctuation where there is some, else at a space."""
-    if len(tokenizer.encode(text)) <= longest:
-        return [text]
-    words = text.split(" ")
-    if len(words) == 1:  # a word beyond any in training: letters are all there is to cut at
-        middle = len(text) // 2
-        halves = [text[:middle], text[middle:]]
-        return [
-            part for half in halves if half for part in (split_long(tokenizer, half, longest) if middle else [half])
-        ]
-    half_way = len(words) / 2
-    cuts = range(1, len(words))
-    after_stop = [i for i in cuts if words[i - 1][-1:] in _STOPS and len(words) / 4 <= i <= 3 * len(words) / 4]
-    cut = min(after_stop or cuts, key=lambda i: abs(i - half_way))
-    return [part for half in (words[:cut], words[cut:]) for part in split_long(tokenizer, " ".join(half), longest)]
-
-
-_STOPS = set(".!?;:,…。！？；，、؟،؛")

@@ -20,6 +20,8 @@ KINDS = ("int8",)
 INPUT_LEVELS = 127
 WEIGHT_LEVELS = (127, 63)
 """Largest integers for weights, best first: processors without VNNI add pairs of products in 16 bits, and 63 fits."""
+SMALLEST = 1e-30
+"""Rows are taken to be at least so large, so that one of zeros is not divided by zero."""
 
 
 def quantize(model: Translator) -> "QuantizedTranslator":
@@ -60,7 +62,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         weight = weight.detach().float()
-        step = (weight.abs().amax(1) / weight_levels()).clamp(min=torch.finfo(torch.float32).tiny)
+        step = (weight.abs().amax(1) / weight_levels()).clamp(min=SMALLEST)
         integers = (weight / step.unsqueeze(1)).round_().to(torch.int8)
         # (in, out), as the product reads it; a copy even where it would be none, for strides of one column mislead it
         self.register_buffer("weight", integers.t().clone(memory_format=torch.contiguous_format))
@@ -69,7 +71,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        largest = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        largest = rows.abs().amax(1, keepdim=True).clamp_(min=SMALLEST)
         integers = (rows * (INPUT_LEVELS / largest)).round_().to(torch.int8)
         product = torch._int_mm(integers, self.weight).float().mul_(self.scale)
         out = product.mul_(largest) if self.bias is None else torch.addcmul(self.bias, product, largest)

@@ -5,10 +5,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qknorm.config import Cleaning
 from qknorm.text.readers import Pair
+
+if TYPE_CHECKING:  # whoever only cleans a line needs no settings
+    from qknorm.config import Cleaning
 
 Rule = Callable[[Pair], bool]
 """Says of a pair whether it is to be dropped."""
@@ -93,7 +95,7 @@ class CleaningReport:
         return {"read": self.read, "kept": self.kept, "held_out": self.held_out, "dropped": dropped}
 
 
-def rules_for(settings: Cleaning, held_out: HeldOut) -> dict[str, Rule]:
+def rules_for(settings: "Cleaning", held_out: HeldOut) -> dict[str, Rule]:
     """The rules that these settings ask for, in the order in which they are applied."""
     rules: dict[str, Rule] = {
         "empty": is_empty,
