@@ -62,7 +62,7 @@ def test_a_name_like_none_gets_no_suggestion(read):
     [
         ("[model]\nheads = 0", "model.heads: Input should be greater than or equal to 1"),
         ("[model]\nwidth = 'wide'", "model.width: Input should be a valid integer"),
-        ("[model]\nnorm = 'batch'", "model.norm: Input should be 'layer', 'scale' or 'rms'"),
+        ("[model]\nnorm = 'batch'", "model.norm: Input should be 'layer', 'scale', 'rms' or 'none'"),
         ("[model]\nwidth = 100", "model.width 100 is no multiple of model.heads 8"),
         ("[model]\nkv_heads = 3", "model.heads 8 is no multiple of model.kv_heads 3"),
         ("[model]\nwidth = 24\npositions = 'rotary'", "even head size: model.width / model.heads"),

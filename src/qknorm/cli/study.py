@@ -9,6 +9,7 @@ from qknorm.text.catalogue import suggestion
 
 STUDIES = {
     "lp": ("qknorm.cli.study_lp", "the second paper's: p of the Lp norm, over folds of a text, with two controls"),
+    "paper": ("qknorm.cli.study_paper", "the first paper's: tables, figures and what it left open, ours beside theirs"),
 }
 
 

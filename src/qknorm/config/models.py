@@ -29,13 +29,20 @@ class Attention(Settings):
     """One g for every head instead of one for every attention module."""
     normalize_values: bool = False
     """Normalise the values too (an ablation of the paper)."""
+    cross_query_norm: Literal["head", "width"] = "head"
+    """Where a translator reads its source, queries get their length head by head, or over the width (CTranslate2)."""
 
     @model_validator(mode="after")
-    def _p_can_be_learned(self) -> "Attention":
+    def _settings_go_together(self) -> "Attention":
         if self.p_learned and not (self.qk_norm == "lp" and 1 < self.p < math.inf):
             raise ValueError(
                 f"model.attention.p_learned needs qk_norm lp and a p above 1 and below infinity to start from, not "
                 f"qk_norm {self.qk_norm} and p {self.p:g}"
+            )
+        if self.cross_query_norm == "width" and (self.qk_norm != "lp" or self.p_learned):
+            raise ValueError(
+                f"model.attention.cross_query_norm width needs qk_norm lp and a p that is not learned, not qk_norm "
+                f"{self.qk_norm}" + (" and p_learned" if self.p_learned else "")
             )
         return self
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qknorm.config import Train
@@ -25,6 +25,8 @@ class System:
     what: str
     base: Literal["qknorm", "baseline"] = "qknorm"
     changes: Mapping[str, object] = field(default_factory=dict)
+    against: str | None = None
+    """What it is compared with; the experiment's reference if not given."""
 
     def settings(self, recipe: str, seed: int) -> Train:
         """What to train with, by the recipe of one of the paper's pairs."""
@@ -53,10 +55,9 @@ class Experiment:
         """The experiment with these systems alone, and the one they are compared with; all of them for no names."""
         if not names:
             return self
-        kept = tuple(each for each in self.systems if each.name in {*names, self.reference})
-        return Experiment(
-            self.name, self.title, kept, self.reference, self.pairs, self.where, self.scorer, self.significance
-        )
+        wanted = {each.name for each in self.systems} & set(names)
+        wanted |= {each.against or self.reference for each in self.systems if each.name in wanted}
+        return replace(self, systems=tuple(each for each in self.systems if each.name in wanted))
 
 
 BASELINE = System("baseline", "Nguyen & Salazar 2019: ScaleNorm, dot products", base="baseline")
@@ -68,10 +69,10 @@ def _varied(name: str, what: str, setting: str, values: Sequence[float]) -> tupl
 
 
 def _both(name: str, what: str, changes: Mapping[str, object]) -> tuple[System, ...]:
-    """A change made to both of the paper's systems, so that it can be seen which of them bears it better."""
+    """A change made to both of the paper's systems, QKNorm compared with the baseline that bears the same change."""
     return (
         System(f"{name}-baseline", f"baseline, {what}", "baseline", changes),
-        System(f"{name}-qknorm", f"QKNorm, {what}", "qknorm", changes),
+        System(f"{name}-qknorm", f"QKNorm, {what}", "qknorm", changes, against=f"{name}-baseline"),
     )
 
 
@@ -178,16 +179,19 @@ BEYOND: dict[str, Experiment] = {
                 for system in _both(
                     f"warmup-{steps}",
                     f"{steps:,} steps",
-                    {"training.schedule.warmup": steps, "training.schedule.peak": PEAK},
+                    {"training.schedule.warmup": steps, "training.schedule.peak": PEAK} if steps != 8_000 else {},
                 )
             ),
-            "warmup-8000-qknorm",
+            "warmup-8000-baseline",
         ),
         Experiment(
             "bpe-dropout",
             "BPE-dropout",
-            (BASELINE, QKNORM, *_both("bpe-dropout-0.1", "BPE-dropout 0.1", {"training.bpe_dropout": 0.1})),
-            "qknorm",
+            (
+                *_both("bpe-dropout-0", "every merge", {}),
+                *_both("bpe-dropout-0.1", "BPE-dropout 0.1", {"training.bpe_dropout": 0.1}),
+            ),
+            "bpe-dropout-0-baseline",
         ),
         Experiment(
             "learning-rate",
@@ -196,10 +200,12 @@ BEYOND: dict[str, Experiment] = {
                 system
                 for times in (1.0, 0.5, 2.0, 4.0)
                 for system in _both(
-                    f"rate-{times:g}", f"learning rate × {times:g}", {"training.schedule.peak": times * PEAK}
+                    f"rate-{times:g}",
+                    f"learning rate × {times:g}",
+                    {"training.schedule.peak": times * PEAK} if times != 1 else {},
                 )
             ),
-            "rate-1-qknorm",
+            "rate-1-baseline",
         ),
         Experiment(
             "depth",
@@ -213,7 +219,7 @@ BEYOND: dict[str, Experiment] = {
                     {"model.encoder_layers": layers, "model.decoder_layers": layers},
                 )
             ),
-            "depth-4-qknorm",
+            "depth-4-baseline",
         ),
     )
 }
@@ -246,12 +252,12 @@ def make_quick(settings: Train) -> Train:
         {
             "model.width": 64,
             "model.feed_forward": 128,
-            "model.encoder_layers": max(1, model.encoder_layers // 4),
-            "model.decoder_layers": max(1, model.decoder_layers // 4),
+            "model.encoder_layers": max(1, model.encoder_layers // 2),
+            "model.decoder_layers": max(1, model.decoder_layers // 2),
             "model.dropout": {"residual": 0.1, "embedding": 0.1, "attention": 0.0, "feed_forward": 0.0, "word": 0.0},
             "training.batch_tokens": 1_024,
-            "training.max_steps": 120,
-            "training.evaluate_every": 60,
+            "training.max_steps": 100,
+            "training.evaluate_every": 50,
             "training.log_every": 10,
             "training.dev_sentences": 50,
             "training.keep": 1,

@@ -1,0 +1,299 @@
+"""`qknorm study paper`."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich import box
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table as Drawn
+from rich.text import Text
+
+from qknorm import files
+from qknorm.cli.display import console, errors, parse, progress_bar, suggest, warn
+from qknorm.cli.study_paper_figures import look_inside
+from qknorm.config import Prepare, Subwords
+from qknorm.errors import InputError
+from qknorm.studies.grid.jobs import Job, View, look, unfinished
+from qknorm.studies.grid.local import LocalGrid, OnChange, make_slots
+from qknorm.studies.paper.experiments import (
+    BEYOND,
+    EXPERIMENTS,
+    TABLES,
+    Experiment,
+    check_systems,
+    find_experiment,
+)
+from qknorm.studies.paper.plan import RUNS, Plan, make_plan
+from qknorm.studies.paper.report import Extras, Written, write_report
+from qknorm.studies.tables import Table
+from qknorm.text.demo_corpus import demo_splits
+from qknorm.text.prepare import prepare
+from qknorm.text.prepared import MANIFEST
+
+QUICK_PAIR, QUICK_MERGES, QUICK_SEEDS = "gl-en", 1_000, 2
+QUICK_TEST = 150
+NARROW = 150
+LEFT_TO_THE_PAGE = frozenset({"settings", "paper's difference", "dev BLEU", "minutes a run", "effective keys"})
+MOST_SHOWN = 30
+"""Lines of the live table; the newest matter, and a terminal is not long."""
+
+End = Literal["done", "interrupted", "time is up"]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Trains what a table of the paper compares, and shows the paper's numbers, ours, and whether its claims hold.
+
+    Every finished run is kept by its settings, data and code: the same command goes on where it stopped, also beside
+    another that is at work in the same folder.
+
+    Examples:
+
+      qknorm study paper --quick
+
+      qknorm study paper --table 2 --pair gl-en --seeds 3 --data data/gl-en --parallel 3
+
+      qknorm study paper --table 4 5 6 --beyond control norms --pair gl-en --data data --out studies/paper
+
+      qknorm study paper --table 6 --pair gl-en --systems without-g values-normalised --ray auto
+
+      qknorm study paper --figure 1 2 --pair gl-en --data data/gl-en
+    """
+
+    table: tuple[str, ...] = ()
+    """Tables of the paper: 2, 3, 4, 5, 6; the second if nothing else is asked for."""
+    figure: tuple[Literal["1", "2"], ...] = ()
+    """Figures of the paper, drawn from our own models of Table 2: 1 is dot-product attention, 2 QKNorm."""
+    beyond: tuple[str, ...] = ()
+    """Experiments that the paper left out: control, norms, lp, warmup, bpe-dropout, learning-rate, depth."""
+    pair: str | None = None
+    """Language pair, such as gl-en; the paper's own for each table if not given."""
+    systems: tuple[str, ...] = ()
+    """Run these systems alone, with those they are compared with."""
+    seeds: int = 1
+    """Runs of every system, with the seeds 0, 1, and so on."""
+    data: Path = Path("data")
+    """Prepared folder of the pair, or a folder that holds one for every pair by its name."""
+    recipe: str | None = None
+    """The paper's pair whose recipe to use for a pair of your own; by the size of the data if not given."""
+    out: Path = Path("out/paper")
+    """Folder of the study: runs, tables (report.md, report.html), pictures, results.csv."""
+    parallel: int | None = None
+    """Trainings side by side on each GPU, or on the CPU; one if not given, on the CPU one for each core."""
+    device: str | None = None
+    """cpu or cuda; all GPUs that CUDA_VISIBLE_DEVICES lets us see if not given."""
+    ray: str | None = None
+    """Do the runs on a Ray cluster: auto, or its address."""
+    any_code: bool = False
+    """Keep runs that another version of the code has finished, too."""
+    max_minutes: float | None = None
+    """Stop after so long, everything saved, to go on another time; not with --ray."""
+    report: bool = False
+    """Only make tables and pictures of what is finished."""
+    quick: bool = False
+    """A tiny version on the embedded corpus: the same tables in under three minutes on two CPU cores."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses, trains what is missing, and shows tables, pictures and what holds."""
+    arguments: Arguments = _parse(list(words))
+    experiments = _experiments(arguments)
+    plan = make_plan(
+        experiments,
+        arguments.out,
+        arguments.data,
+        pair=arguments.pair,
+        seeds=arguments.seeds,
+        recipe=arguments.recipe,
+        quick=arguments.quick,
+        any_code=arguments.any_code,
+    )
+    for each in plan.missing:
+        warn(f"the data of {each.pair} are not here; bring them with {' && '.join(each.commands)}")
+    if not plan.planned:
+        raise InputError(f"nothing can be run: {arguments.data} holds no prepared data of what is asked for")
+    end: End = "done" if arguments.report else _work(arguments, plan)
+    command = shlex.join(["qknorm", "study", "paper", *words])
+    extras = look_inside(plan, arguments.figure, arguments.out, arguments.device, arguments.quick)
+    _show(write_report(plan, arguments.out, command, extras), extras)
+    _show_failures(plan)
+    if end != "done":
+        suggest("Go on", "qknorm", "study", "paper", *words)
+    if end == "interrupted":
+        raise SystemExit(130)
+
+
+def _parse(words: list[str]) -> Arguments:
+    """--quick is a set of defaults that the options go over, so it is looked for first."""
+    defaults = Arguments()
+    if "--quick" in words:
+        out = Path("out/paper-quick")
+        defaults = Arguments(out=out, pair=QUICK_PAIR, seeds=QUICK_SEEDS, data=out / "data", device="cpu")
+    parsed: Arguments = parse(Arguments, words, "study paper", default=defaults)
+    if parsed.parallel is not None and parsed.parallel < 1:
+        raise InputError(f"--parallel is {parsed.parallel}; give 1 or more")
+    if parsed.max_minutes is not None and (parsed.ray is not None or not parsed.max_minutes > 0):
+        raise InputError("--max-minutes takes a number above 0, and a grid of this machine; leave it out with --ray")
+    if parsed.quick:
+        named = Arguments(**{**parsed.__dict__, "data": parsed.out / "data"})
+        if "--data" in words or parsed.pair != QUICK_PAIR:
+            raise InputError("--quick has data of its own; leave out --data and --pair")
+        _prepare_demo(named.data)
+        return named
+    return parsed
+
+
+def _experiments(arguments: Arguments) -> list[Experiment]:
+    for option, names, known in (("table", arguments.table, TABLES), ("beyond", arguments.beyond, BEYOND)):
+        for name in names:
+            if name not in known:
+                raise InputError(f"--{option} {name}: give some of {', '.join(known)}")
+    wanted = {*arguments.table, *arguments.beyond}
+    if arguments.figure or not wanted:
+        wanted.add("2")  # the figures are of the models of that table
+    chosen = [find_experiment(name) for name in EXPERIMENTS if name in wanted]
+    check_systems(arguments.systems, chosen)
+    return [kept for each in chosen if (kept := each.choose(arguments.systems)).systems]
+
+
+def _prepare_demo(folder: Path) -> None:
+    """The embedded corpus, less of its test set: two cores translate it for every run."""
+    if (folder / MANIFEST).is_file():
+        return
+    text = folder.parent / "corpus"
+    paths: dict[str, tuple[Path, ...]] = {}
+    for split, pairs in demo_splits().items():
+        kept = pairs if split == "train" else pairs[:QUICK_TEST]
+        paths[split] = (text / f"{split}.gl", text / f"{split}.en")
+        for path, lines in zip(paths[split], zip(*kept, strict=True), strict=True):
+            files.write_text(path, "".join(f"{line}\n" for line in lines))
+    settings = Prepare(source="gl", target="en", **paths, subwords=Subwords(merges=QUICK_MERGES))  # type: ignore[arg-type]
+    with progress_bar() as progress:
+        prepare(settings, folder, progress=progress)
+
+
+# ------------------------------------------------------------------ the work
+
+
+def _work(arguments: Arguments, plan: Plan) -> End:
+    """Does what is not done; returns how it ended."""
+    left = unfinished(plan.jobs)
+    told = f"{len(plan.jobs)} runs, {len(plan.jobs) - len(left)} finished before"
+    if not left:
+        console.print(told, soft_wrap=True)
+        return "done"
+    try:
+        if arguments.ray is not None:
+            from qknorm.studies.grid.on_ray import run_on_ray
+
+            console.print(f"{told}; the others on Ray, {escape(arguments.ray)}", soft_wrap=True)
+            root, parallel = arguments.out / RUNS, arguments.parallel or 1
+            with _live(plan.jobs) as show:
+                run_on_ray(plan.jobs, root, arguments.ray, show, parallel=parallel, device=arguments.device)
+        else:
+            slots = make_slots(arguments.parallel, arguments.device)
+            console.print(f"{told}; {len(slots)} at a time on {slots[0].device}", soft_wrap=True)
+            with _live(plan.jobs) as show:
+                in_time = LocalGrid(plan.jobs, slots, show, max_minutes=arguments.max_minutes).run()
+            if not in_time:
+                warn("time is up; what was under way is saved")
+                return "time is up"
+    except KeyboardInterrupt:
+        warn("stopped; the same command goes on from what was saved")
+        return "interrupted"
+    return "done"
+
+
+@contextmanager
+def _live(jobs: Sequence[Job]) -> Iterator[OnChange]:
+    """A table that follows the grid; without a terminal, a line for every run that ends."""
+    ended: set[str] = {view.job.name for view in map(look, jobs) if view.state in ("finished", "diverged")}
+
+    def tell(views: Sequence[View]) -> None:
+        for view in views:
+            if view.state in ("finished", "diverged", "failed") and view.job.name not in ended:
+                ended.add(view.job.name)
+                errors.print(Text(_describe(view)), soft_wrap=True)
+
+    if not errors.is_terminal:
+        yield tell
+        return
+    with Live(console=errors, transient=True, refresh_per_second=4) as live:
+
+        def follow(views: Sequence[View]) -> None:
+            tell(views)
+            live.update(_state_table(views))
+
+        yield follow
+
+
+def _describe(view: View) -> str:
+    test = "" if view.test_bleu is None else f", test BLEU {view.test_bleu:.2f}"
+    seconds = "" if view.seconds is None else f", {view.seconds:,.0f} s"
+    note = f": {view.note}" if view.note else ""
+    return f"{view.job.name}: {view.state}{test}{seconds}{note}"
+
+
+def _state_table(views: Sequence[View]) -> Drawn:
+    order = ("running", "failed", "diverged", "waiting", "finished")
+    shown = sorted(views, key=lambda view: order.index(view.state))[:MOST_SHOWN]
+    counts = ", ".join(f"{sum(view.state == state for view in views)} {state}" for state in order)
+    table = Drawn(title=counts, box=box.SIMPLE_HEAD)
+    for column in ("run", "state", "step", "dev BLEU", "test BLEU", "seconds", ""):
+        table.add_column(column, justify="left" if column in ("run", "state", "") else "right")
+    for view in shown:
+        total = f" / {view.total:,}" if view.total and view.state == "running" else ""
+        where = f"{view.holder.host}, process {view.holder.pid}" if view.holder else view.note
+        table.add_row(
+            escape(view.job.name),
+            view.state,
+            f"{view.step:,}{total}" if view.step else "",
+            "" if view.dev_bleu is None else f"{view.dev_bleu:.2f}",
+            "" if view.test_bleu is None else f"{view.test_bleu:.2f}",
+            "" if view.seconds is None else f"{view.seconds:,.0f}",
+            escape(where),
+        )
+    return table
+
+
+# ------------------------------------------------------------------ what came out
+
+
+def _show(written: Written, extras: Extras) -> None:
+    for table in written.tables:
+        console.print(_drawn(table))
+    for line in written.summary:
+        console.print(Text(line), soft_wrap=True)
+    for what, path in {**extras.pictures, "Every run": written.results}.items():
+        console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
+    console.print(
+        Text.assemble("The page: ", (str(written.markdown), "bold"), " and ", (str(written.html), "bold")),
+        soft_wrap=True,
+    )
+
+
+def _drawn(table: Table) -> Drawn:
+    """The table as the terminal bears it: a narrow one leaves to the page what can be missed first."""
+    left = set(LEFT_TO_THE_PAGE) if console.width < NARROW else set()
+    if "pair" in table.columns and len({row[table.columns.index("pair")] for row in table.rows}) == 1:
+        left.add("pair")  # as the command said
+    shown = [column for column in table.columns if column not in left]
+    drawn = Drawn(title=escape(table.title), box=box.SIMPLE_HEAD)
+    for column in shown:
+        justify: Literal["left", "right"] = "left" if column in table.words else "right"
+        drawn.add_column(escape(column), justify=justify, no_wrap=column in ("system", "attention"))
+    for row in table.rows:
+        cells = dict(zip(table.columns, row, strict=True))
+        drawn.add_row(*(escape(cells[column]) for column in shown))
+    return drawn
+
+
+def _show_failures(plan: Plan) -> None:
+    for view in map(look, plan.jobs):
+        if view.state == "failed":
+            warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")

@@ -1,0 +1,95 @@
+"""The paper's figures, and what heads do in its two systems: drawn from our own models, for `qknorm study paper`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from qknorm.cli.display import progress_bar, warn
+from qknorm.inspection.figures import draw_heads
+from qknorm.inspection.reading import build_report
+from qknorm.inspection.report import MEASURES, TAKE_LARGEST, ModelLook, Report
+from qknorm.studies.grid.jobs import read_result
+from qknorm.studies.paper.plan import Plan, Planned
+from qknorm.studies.paper.report import NOTHING, WORDS, Extras, arrow
+from qknorm.studies.tables import Table
+
+SYSTEM_OF_FIGURE = {"1": "baseline", "2": "qknorm"}
+SHOWN = ("relative_entropy", "saturation", "largest_logit", "effective_keys")
+SENTENCES = 16
+SHORTEST, LONGEST = 8, 20
+"""Tokens of the sentences looked at: long enough to show a pattern, short enough to read."""
+
+
+def look_inside(plan: Plan, figures: Sequence[str], out: Path, device: str | None, quick: bool) -> Extras:
+    """Draws the figures that are asked for and tables the heads' measures, of the first seed of each pair."""
+    pictures: dict[str, Path] = {}
+    tables: list[Table] = []
+    for pair in dict.fromkeys(each.pair for each in plan.planned) if figures else ():
+        runs = _finished_runs(plan, pair)
+        if len(runs) < len(SYSTEM_OF_FIGURE):
+            warn(f"{pair}: the figures need both systems of Table 2, which are not finished")
+            continue
+        looks = _look(runs, device)
+        for figure in figures:
+            system = SYSTEM_OF_FIGURE[figure]
+            path = out / f"figure-{figure}-{pair}.png"
+            draw_heads(Report([looks[system]]), path)
+            pictures[f"Figure {figure}, {arrow(pair)}: self-attention of {system}, first encoder layer"] = path
+        tables.append(_measures(pair, looks))
+    return Extras(pictures, tuple(tables), quick)
+
+
+def _finished_runs(plan: Plan, pair: str) -> dict[str, Planned]:
+    wanted = {
+        each.system.name: each
+        for each in plan.planned
+        if (each.experiment.name, each.pair, each.seed) == ("2", pair, 0)
+    }
+    done = {name: each for name, each in wanted.items() if (got := read_result(each.job.folder)) and got.scores}
+    return {name: done[name] for name in SYSTEM_OF_FIGURE.values() if name in done}
+
+
+def _look(runs: dict[str, Planned], device: str | None) -> dict[str, ModelLook]:
+    texts = _texts(next(iter(runs.values())))
+    with progress_bar() as progress:
+        report = build_report(
+            [each.job.run for each in runs.values()], texts, names=list(runs), device=device, progress=progress
+        )
+    return {model.name: model for model in report.models}
+
+
+def _texts(planned: Planned) -> list[str]:
+    """The first sentences of the test set that are neither short nor long; any if none is so."""
+    data = planned.data
+    sources = [text for text in data.split("test").text(data.source) if text.strip()]
+    fitting = [text for text in sources if SHORTEST <= len(data.tokenizer.encode(text)) <= LONGEST]
+    return (fitting or sources)[:SENTENCES]
+
+
+def _measures(pair: str, looks: dict[str, ModelLook]) -> Table:
+    """Each attention of both systems: measures over its heads, and what the heads look at."""
+    rows = []
+    for attention in next(iter(looks.values())).attentions:
+        for system, model in looks.items():
+            if attention in model.attentions:
+                measures = model.measures(attention)
+                numbers = [_over_heads(name, measures.get(name, ())) for name in SHOWN]
+                roles = Counter(model.roles(attention)).most_common()
+                rows.append((attention, system, *numbers, ", ".join(f"{count} {role}" for role, count in roles)))
+    columns = ("attention", "system", *(MEASURES[name][0] for name in SHOWN), "heads look at")
+    count = len(next(iter(looks.values())).sentences)
+    notes = tuple(f"{MEASURES[name][0]}: {MEASURES[name][1]}." for name in SHOWN)
+    return Table(
+        f"What the heads do, {arrow(pair)}, over {count} test sentences",
+        columns,
+        tuple(rows),
+        WORDS | {"heads look at"},
+        ("Means over heads; of the largest |logit|, the largest. Seed 0.", *notes),
+    )
+
+
+def _over_heads(name: str, values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return NOTHING
+    return f"{max(known) if name in TAKE_LARGEST else sum(known) / len(known):.3g}"

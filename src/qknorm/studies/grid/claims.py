@@ -1,0 +1,177 @@
+"""Who does a job: a file beside it that names a living process, so that nobody does it a second time.
+
+On the machine of its holder a claim ends with its process; seen from another machine it ends when its holder has not
+touched the file for some time, by the clock of the file system that both see.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from qknorm import files
+
+CLAIM, GUARD, PROBE = "claim.json", ".claim-guard", ".claim-probe"
+BEAT_SECONDS = 10.0
+STALE_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a claim."""
+
+    host: str
+    machine: str
+    pid: int
+    began: str
+    """When the process began, by its machine: a number that is given again does not make it the same process."""
+    token: str
+
+    @classmethod
+    def here(cls) -> "Holder":
+        """This process, with a token of its own."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), _machine(), pid, _began(pid), uuid.uuid4().hex)
+
+
+class Claim:
+    """A claim that is held; as a context it is given back at the end, also by an error."""
+
+    def __init__(self, folder: Path, holder: Holder, on_loss: Callable[[], None]) -> None:
+        self.folder, self.holder = folder, holder
+        self._on_loss = on_loss
+        self._ended = threading.Event()
+        self._beat = threading.Thread(target=self._touch, daemon=True)
+        self._beat.start()
+
+    def held(self) -> bool:
+        """Whether it is still ours: someone may have taken it while this process slept."""
+        found = _read(self.folder)
+        return found is not None and found.token == self.holder.token
+
+    def release(self) -> None:
+        """Gives the job back; a second call does nothing."""
+        self._ended.set()
+        with _guard(self.folder):
+            if self.held():
+                (self.folder / CLAIM).unlink(missing_ok=True)
+
+    def _touch(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            if not self.held():
+                self._on_loss()
+                return
+            try:
+                os.utime(self.folder / CLAIM)
+            except OSError:  # a file system that is away for a moment; the next beat tries again
+                continue
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def take(folder: Path, on_loss: Callable[[], None] | None = None) -> Claim | None:
+    """A claim on the folder, or None if a living process has one.
+
+    `on_loss` is called if another takes it over, which ends this process unless told otherwise: two must not write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _guard(folder):
+        if find_holder(folder) is not None:
+            return None
+        holder = Holder.here()
+        files.write_json(folder / CLAIM, asdict(holder))
+    return Claim(folder, holder, on_loss or _end_process)
+
+
+def find_holder(folder: Path) -> Holder | None:
+    """The living process that holds the folder; None where it is free, or its holder is gone."""
+    holder = _read(folder)
+    if holder is None:
+        return None
+    if holder.machine == _machine():
+        return holder if _began(holder.pid) == holder.began else None
+    return None if _age(folder) > STALE_SECONDS else holder
+
+
+def _read(folder: Path) -> Holder | None:
+    try:
+        return Holder(**json.loads((folder / CLAIM).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # written whole or not at all, so that a damaged one is nobody's
+        return None
+
+
+def _age(folder: Path) -> float:
+    """Seconds since the claim was touched, by the clock of the file system."""
+    probe = folder / PROBE
+    try:
+        touched = (folder / CLAIM).stat().st_mtime
+        probe.touch()
+        return probe.stat().st_mtime - touched
+    except OSError:
+        return 0.0
+
+
+@contextmanager
+def _guard(folder: Path) -> Iterator[None]:
+    """Keeps looking and taking together; where the system has no such locks, the beat still finds out a double."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / GUARD).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _machine() -> str:
+    """What tells processes of one numbering from those of another: the machine since it started, the container."""
+    parts = [socket.gethostname()]
+    for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        path = Path(name)
+        try:
+            parts.append(str(path.readlink()) if path.is_symlink() else path.read_text(encoding="ascii").strip())
+        except OSError:
+            continue
+    return " ".join(parts)
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the system's ticks; empty if it is gone."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").is_file():
+        try:
+            state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):
+            return ""
+        return "" if state in ("Z", "X") else fields[18]
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "alive"
+
+
+def _end_process() -> None:
+    os._exit(1)
+
+
+def wait_until_free(folder: Path, poll: float = 1.0) -> None:
+    """Returns when nobody holds the folder."""
+    while find_holder(folder) is not None:
+        time.sleep(poll)

@@ -1,0 +1,256 @@
+"""A training with its test scores, as a folder on disk: the folder is the truth about how far it has come."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from qknorm import files
+from qknorm.config import Train
+from qknorm.errors import InputError
+from qknorm.studies.grid.claims import Holder, find_holder
+from qknorm.text.prepared import PreparedData
+from qknorm.training.metrics import METRICS_FILE
+from qknorm.version import __version__
+
+JOB, RESULT, FAILURE, LOG, RUN, TRANSLATIONS, GIVEN_OUT = (
+    "job.json", "result.json", "failure.json", "log.txt", "run", "test.txt", "given-out"
+)  # fmt: skip
+DECIDING = ("attention", "config", "decoding", "models", "scoring", "text", "training", "specials.py")
+"""The parts of the code that decide what a training gives; the rest may change without making runs old."""
+TAIL_BYTES = 8_192
+
+State = Literal["waiting", "running", "finished", "diverged", "failed"]
+
+
+@functools.cache
+def code_version() -> str:
+    """The version of qknorm and a digest of the source that decides what a training gives."""
+    package = Path(__file__).parents[2]
+    total = hashlib.blake2b(digest_size=8)
+    for part in DECIDING:
+        place = package / part
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            total.update(f"{file.relative_to(package).as_posix()}\n".encode())
+            total.update(file.read_bytes())
+    return f"{__version__}+{total.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train on what; equal settings, data and code are the same job, whatever it is called."""
+
+    name: str
+    data: Path
+    settings: Train
+    fingerprint: str
+    folder: Path
+    code: str
+
+    @classmethod
+    def plan(cls, name: str, data: PreparedData, settings: Train, root: Path, *, any_code: bool = False) -> "Job":
+        """The job of these settings under `root`; with `any_code` one that other code has finished counts as well."""
+        for split in ("dev", "test"):
+            if split not in data.splits:
+                raise InputError(f"{data.folder} has no {split} set; prepare it with --{split}, or with more pairs")
+        # defaults are left out, so that a setting which newer code adds does not make every run another
+        own = settings.model_dump(mode="json", exclude_defaults=True)
+        content = _digest({"settings": own, "data": data.fingerprint})
+        code = code_version()
+        folder = root / f"{content}-{_digest(code)[:8]}"
+        if any_code and not (folder / RESULT).is_file():
+            finished = sorted(root.glob(f"{content}-*/{RESULT}"), key=lambda path: path.stat().st_mtime)
+            alike = [path.parent for path in finished if _agrees(path.parent, settings)]
+            folder = alike[-1] if alike else folder
+        return cls(name, data.folder.resolve(), settings, data.fingerprint, folder, code)
+
+    def write(self) -> None:
+        """Lays out the folder, for whoever comes to do the job."""
+        if not (self.folder / JOB).is_file():
+            plain = {"name": self.name, "data": str(self.data), "fingerprint": self.fingerprint, "code": self.code}
+            files.write_json(self.folder / JOB, {**plain, "settings": self.settings.model_dump(mode="json")})
+
+    @classmethod
+    def read(cls, folder: Path) -> "Job":
+        """The job that a folder was laid out for."""
+        plain = _load(folder / JOB)
+        try:
+            settings = Train.model_validate(plain["settings"])
+            return cls(plain["name"], Path(plain["data"]), settings, plain["fingerprint"], folder, plain["code"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{folder / JOB} is damaged ({type(error).__name__}); remove {folder}") from None
+
+    @property
+    def run(self) -> Path:
+        """Its run folder, as `qknorm train` writes it."""
+        return self.folder / RUN
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended; a diverged one has no scores."""
+
+    status: Literal["finished", "diverged"]
+    reason: str
+    seconds: float
+    steps: int
+    best_step: int
+    dev_bleu: float | None
+    parameters: int | None = None
+    scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By measure: value and signature."""
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Keeps it: from now on the job is done."""
+        (folder / FAILURE).unlink(missing_ok=True)
+        files.write_json(folder / RESULT, asdict(self))
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a job that is done, else None."""
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    try:
+        return Result(**_load(path))
+    except TypeError:
+        raise InputError(f"{path} was written by another version of qknorm; remove {folder} to run it again") from None
+
+
+def read_translations(folder: Path) -> list[str]:
+    """The test set as a finished job translated it."""
+    try:
+        return (folder / TRANSLATIONS).read_bytes().decode().removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(
+            f"{folder / TRANSLATIONS} cannot be read ({error.strerror}); remove {folder} to run it again"
+        ) from None
+
+
+@dataclass(frozen=True)
+class View:
+    """How far a job has come."""
+
+    job: Job
+    state: State
+    step: int = 0
+    total: int | None = None
+    """Steps until its settings end it; a plateau or early stopping may end it sooner."""
+    dev_bleu: float | None = None
+    """Of its newest evaluation, or its best where it is done."""
+    seconds: float | None = None
+    test_bleu: float | None = None
+    note: str = ""
+    holder: Holder | None = None
+
+
+def look(job: Job) -> View:
+    """What the job's folder tells."""
+    result = read_result(job.folder)
+    if result is not None:
+        values = [score["value"] for score in result.scores.values()]
+        test = values[0] if values else None
+        return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, test)
+    step, dev, seconds = _progress(job.run / METRICS_FILE)
+    holder = find_holder(job.folder)
+    state: State = "running" if holder else "waiting"
+    note = f"stopped at step {step:,}" if step and not holder else ""
+    if not holder and find_holder(job.folder / GIVEN_OUT) is not None:
+        note = "on the cluster"
+    elif not holder and (failure := _read_failure(job.folder)) is not None:
+        state, note = "failed", failure
+    return View(job, state, step, _last_step(job.settings), dev, seconds, None, note, holder)
+
+
+def is_free(job: Job) -> bool:
+    """Whether nobody is at the job, and no cluster has it."""
+    return find_holder(job.folder) is None and find_holder(job.folder / GIVEN_OUT) is None
+
+
+def unfinished(jobs: Sequence[Job]) -> list[Job]:
+    """Without those that are done, and each but once: systems of two tables may be the same."""
+    distinct = {job.folder: job for job in jobs}
+    return [job for job in distinct.values() if read_result(job.folder) is None]
+
+
+def write_failure(folder: Path, error: str, trace: str = "") -> None:
+    """Keeps why a job failed, and where in the code if that was a mistake of ours, until it is tried again."""
+    files.write_json(folder / FAILURE, {"error": error, "trace": trace.splitlines()})
+
+
+def _read_failure(folder: Path) -> str | None:
+    """Why a job failed; None where it has not, or someone has just begun it again."""
+    try:
+        return str(json.loads((folder / FAILURE).read_text(encoding="utf-8"))["error"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{folder / FAILURE} cannot be read"
+
+
+def read_log(folder: Path, lines: int = 3) -> str:
+    """The end of what a job's process wrote."""
+    return " / ".join(_tail(folder / LOG).decode(errors="replace").strip().splitlines()[-lines:])
+
+
+def _agrees(folder: Path, settings: Train) -> bool:
+    """Whether a job was done with these settings, as far as its code knew them: a default may have changed since."""
+    theirs = _load(folder / JOB).get("settings")
+    return bool(theirs) and _same_where_known(theirs, settings.model_dump(mode="json"))
+
+
+def _same_where_known(theirs: Any, ours: Any) -> bool:
+    if not (isinstance(theirs, dict) and isinstance(ours, dict)):
+        return bool(theirs == ours)
+    return all(_same_where_known(theirs[name], ours[name]) for name in theirs.keys() & ours.keys())
+
+
+def _last_step(settings: Train) -> int:
+    training = settings.training
+    evaluated = (training.max_evaluations or training.max_steps) * training.evaluate_every
+    return min(training.max_steps, evaluated) if training.max_evaluations else training.max_steps
+
+
+def _progress(path: Path) -> tuple[int, float | None, float | None]:
+    """Step, newest dev BLEU and seconds, from the last lines of the metrics: the file of a long run is long."""
+    step, dev, seconds = 0, None, None
+    for line in _tail(path).splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the first line of the tail is cut, the last may still be in writing
+            continue
+        if isinstance(row, dict):
+            step = row.get("step", step)
+            dev = row.get("dev_bleu", dev)
+            seconds = row.get("time", {}).get("elapsed", seconds)
+    return step, dev, seconds
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise InputError(f"{path} is damaged; remove {path.parent} to run it again") from None
+    if not isinstance(plain, dict):
+        raise InputError(f"{path} is damaged; remove {path.parent} to run it again")
+    return plain
+
+
+def _digest(content: Any) -> str:
+    plain = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()

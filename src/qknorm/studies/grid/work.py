@@ -1,0 +1,139 @@
+"""Does one job: claims it, trains or goes on training, translates the test set, scores it, keeps the result."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from qknorm import files
+from qknorm.errors import InputError
+from qknorm.studies.grid.claims import Claim, find_holder, take
+from qknorm.studies.grid.jobs import GIVEN_OUT, TRANSLATIONS, Job, Result, code_version, read_result, write_failure
+from qknorm.studies.grid.scores import Measure, measures_for
+from qknorm.text.prepared import PreparedData
+from qknorm.training.checkpoint import best_step, discard_after, list_steps, prune
+from qknorm.training.fit import train
+from qknorm.training.loop import Outcome, TrainingDiverged
+from qknorm.training.metrics import read_metrics
+from qknorm.training.parallel import choose_device
+from qknorm.training.run_folder import commit, is_run, load, versions
+
+Ending = Literal["done", "failed", "interrupted", "taken", "out of memory"]
+
+EXIT_STATUS: dict[Ending, int] = {"done": 0, "failed": 3, "interrupted": 130, "taken": 76, "out of memory": 77}
+
+
+def do(folder: Path, device: str | None = None, *, given_out: bool = False) -> Ending:
+    """Does the job of a folder unless it is done or another is at it; what fails is written down there.
+
+    A job that was given to a cluster is left to that; `given_out` says that this process is of it.
+    """
+    claim = take(folder)
+    if claim is None:
+        return "taken"
+    with claim:
+        if not given_out and find_holder(folder / GIVEN_OUT) is not None:
+            return "taken"
+        if read_result(folder) is not None:
+            return "done"
+        try:
+            return _do_claimed(claim, Job.read(folder), device)
+        except InputError as error:
+            write_failure(folder, str(error))
+        except Exception as error:
+            trace = traceback.format_exc()
+            if type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower():
+                write_failure(folder, "the GPU has no memory left for it; lower --parallel, or the batches", trace)
+                return "out of memory"
+            write_failure(folder, f"{type(error).__name__}: {error}", trace)
+        return "failed"
+
+
+def do_given_out(folder: Path, device: str | None = None) -> Ending:
+    """`do` by a process of the cluster that the job was given to."""
+    return do(folder, device, given_out=True)
+
+
+def _do_claimed(claim: Claim, job: Job, device: str | None) -> Ending:
+    if job.code != code_version():
+        raise InputError(
+            f"the job was planned by qknorm {job.code}, and the code here is {code_version()}: it changed since, or "
+            f"another is installed; run the same command again"
+        )
+    data = PreparedData.load(job.data)
+    if data.fingerprint != job.fingerprint:
+        raise InputError(f"{job.data} holds other data than when the job was planned; plan it again")
+    try:
+        outcome = _train(job, device)
+    except TrainingDiverged as error:
+        result = _diverged(job, str(error), device)
+    else:
+        if outcome.interrupted:
+            return "interrupted"
+        result = _score(job, data, outcome, device)
+    if not claim.held():  # slept too long: whoever has it now writes its own
+        return "taken"
+    result.write(job.folder)
+    _keep_best_alone(job.run)
+    return "done"
+
+
+def _keep_best_alone(run: Path) -> None:
+    """Of a done job's checkpoints, the one that was scored: a grid has many runs, and each holds the optimiser too."""
+    best = best_step(run)
+    if best is not None:
+        discard_after(run, best)
+        prune(run, 1)
+
+
+def _train(job: Job, device: str | None) -> Outcome:
+    begun = is_run(job.run) and bool(list_steps(job.run))
+    outcome = train(job.data, job.run, None if begun else job.settings, resume=begun, device=device, quiet=True)
+    if outcome is None:
+        raise InputError("a job is done by one process; run it without torchrun")
+    return outcome
+
+
+def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -> Result:
+    split = data.split("test")
+    translator = load(job.run, device=device)
+    translations = translator.translate(split.text(data.source))
+    references = split.text(data.target)
+    scores = {}
+    for name in measures_for(data.tokenizer.pretokenized):
+        score = Measure(name, data.target).score(translations, references)
+        scores[name] = {"value": score.value, "signature": score.signature}
+    files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
+    return Result(
+        "finished",
+        outcome.reason,
+        outcome.seconds,
+        outcome.step,
+        outcome.best_step,
+        outcome.best_score,
+        sum(weights.numel() for weights in translator.model.parameters()),
+        scores,
+        _made_by(job, device),
+    )
+
+
+def _diverged(job: Job, reason: str, device: str | None) -> Result:
+    rows = read_metrics(job.run)
+    steps = max((row["step"] for row in rows), default=0)
+    seconds = max((row["time"].get("elapsed", 0.0) for row in rows), default=0.0)
+    evaluated = [row for row in rows if row.get("dev_bleu") is not None]
+    best = max(evaluated, key=lambda row: row["dev_bleu"], default=None)
+    step, bleu = (best["step"], best["dev_bleu"]) if best else (0, None)
+    return Result("diverged", reason, seconds, steps, step, bleu, made_by=_made_by(job, device))
+
+
+def _made_by(job: Job, device: str | None) -> dict[str, object]:
+    place = choose_device(device)
+    name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    return {"device": name, "versions": versions(), "commit": commit(), "code": job.code}
+
+
+if __name__ == "__main__":
+    sys.exit(EXIT_STATUS[do(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)])

@@ -1,0 +1,193 @@
+"""Systems of several seeds on one test set: means, and whether a difference is more than chance.
+
+Seeds are combined in one test, paired bootstrap resampling (Koehn 2004) with one draw more: every sample takes
+sentences of the test set with replacement, the same for all systems, and for each system as many of its seeds with
+replacement; a system's score is the mean over the seeds drawn. So p speaks of another test set and of other seeds. With
+one seed a system it is Koehn's test, which knows nothing of seeds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qknorm.scoring.resampling import bootstrap_totals
+from qknorm.studies.grid.jobs import Result, read_result, read_translations
+from qknorm.studies.grid.scores import MOSES, PLAIN, TOKENISED, TREEBANK, Measure
+from qknorm.studies.paper.experiments import Experiment
+from qknorm.studies.paper.plan import Planned
+
+SAMPLES, SEED = 1_000, 12_345
+_TIE = 1e-9  # rounding in sums must not make two equal scores differ
+
+Draws = NDArray[np.float64]  # (seeds, samples): the score of each seed on each resampled test set
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A system beside the one it is compared with, on one pair; what is not known yet is None."""
+
+    experiment: Experiment
+    pair: str
+    system: str
+    what: str
+    against: str | None
+    published: float | None
+    claimed: float | None
+    """The difference that the paper found, on this pair or on its own."""
+    scores: tuple[float, ...]
+    """Test BLEU of every finished seed."""
+    dev: tuple[float, ...]
+    seconds: tuple[float, ...]
+    planned: int
+    diverged: int
+    difference: float | None = None
+    p: float | None = None
+    signature: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """What the test says: of the paper's claim where there is one, else of the difference itself."""
+        if self.difference is None or self.p is None:
+            return ""
+        sure = self.p < self.experiment.significance
+        if self.claimed is None:
+            return ("better" if self.difference > 0 else "worse") if sure else "no difference shown"
+        if not sure:
+            return "not shown"
+        return "holds" if (self.difference > 0) == (self.claimed > 0) else "reversed"
+
+
+def measure_name(experiment: Experiment, pair: str, available: Sequence[str]) -> str:
+    """The measure of an experiment on a pair; text that never was in tokens has one alone."""
+    if PLAIN in available:
+        return PLAIN
+    if experiment.scorer == "sacrebleu":
+        return TREEBANK
+    return TOKENISED if pair == "en-vi" else MOSES  # the paper scores TED detokenised, by either scorer
+
+
+def combine_seeds(ours: Draws, theirs: Draws, difference: float, seed: int = SEED) -> float:
+    """The share of samples in which the system that won does not win, seeds drawn anew in each; never 0."""
+    if abs(difference) <= _TIE:
+        return 1.0
+    generator = np.random.default_rng(seed)
+    gains = _mean_of_drawn(ours, generator) - _mean_of_drawn(theirs, generator)
+    lost = gains <= _TIE if difference > 0 else gains >= -_TIE
+    return (int(lost.sum()) + 1) / (len(gains) + 1)
+
+
+def _mean_of_drawn(draws: Draws, generator: np.random.Generator) -> Draws:
+    seeds, samples = draws.shape
+    chosen = generator.integers(seeds, size=(seeds, samples))
+    mean: Draws = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+    return mean
+
+
+@dataclass
+class Comparer:
+    """Compares what is finished of a plan; keeps the draws of every run, which several tables may need."""
+
+    samples: int = SAMPLES
+    _draws: dict[tuple[str, str], Draws] = field(default_factory=dict)
+
+    def compare(self, planned: Sequence[Planned]) -> list[Compared]:
+        """A line for every system of one experiment on one pair, in order."""
+        experiment, pair = planned[0].experiment, planned[0].pair
+        by_system: dict[str, list[tuple[Planned, Result]]] = {each.system.name: [] for each in planned}
+        for each in planned:
+            result = read_result(each.job.folder)
+            if result is not None:
+                by_system[each.system.name].append((each, result))
+        systems = {each.system.name: each.system for each in planned}
+        lines = []
+        for name, system in systems.items():
+            against = system.against or experiment.reference
+            count = sum(each.system.name == name for each in planned)
+            line = _summarise(experiment, pair, by_system[name], count, system.name, system.what, against)
+            lines.append(self._test(line, by_system[name], by_system.get(against, [])))
+        return lines
+
+    def _test(
+        self, line: Compared, own: Sequence[tuple[Planned, Result]], other: Sequence[tuple[Planned, Result]]
+    ) -> Compared:
+        own, other = ([each for each in side if each[1].scores] for side in (own, other))
+        if line.against is None or not own or not other:
+            return line
+        means = [_mean([_score(each) for each in side]) for side in (own, other)]
+        difference = means[0] - means[1]
+        same = {each.job.folder for each, _ in own} == {each.job.folder for each, _ in other}
+        p = 1.0 if same else combine_seeds(self._draws_of(own), self._draws_of(other), difference)
+        return replace(line, difference=difference, p=p)
+
+    def _draws_of(self, finished: Sequence[tuple[Planned, Result]]) -> Draws:
+        return np.stack([self._draws_of_run(each, result) for each, result in finished])
+
+    def _draws_of_run(self, each: Planned, result: Result) -> Draws:
+        name = measure_name(each.experiment, each.pair, tuple(result.scores))
+        key = (str(each.job.folder), name)
+        if key not in self._draws:
+            measure = Measure(name, each.data.target)
+            references = each.data.split("test").text(each.data.target)
+            counts = measure.count(read_translations(each.job.folder), references)
+            totals = bootstrap_totals([counts], self.samples, SEED)[0]
+            self._draws[key] = measure.metric.score_totals(totals)
+        return self._draws[key]
+
+
+def _summarise(
+    experiment: Experiment,
+    pair: str,
+    finished: Sequence[tuple[Planned, Result]],
+    planned: int,
+    system: str,
+    what: str,
+    against: str,
+) -> Compared:
+    scored = [each for each in finished if each[1].scores]
+    signatures = {_entry(each)["signature"] for each in scored}
+    return Compared(
+        experiment,
+        pair,
+        system,
+        what,
+        against if against != system else None,
+        _shown(experiment, pair, system),
+        _claimed(experiment, pair, system, against),
+        tuple(_score(each) for each in scored),
+        tuple(result.dev_bleu for _, result in finished if result.dev_bleu is not None),
+        tuple(result.seconds for _, result in finished),
+        planned,
+        sum(result.status == "diverged" for _, result in finished),
+        signature=", ".join(sorted(signatures)),
+    )
+
+
+def _shown(experiment: Experiment, pair: str, system: str) -> float | None:
+    """The paper's number: of this pair, or of the only one that the table is of."""
+    only = experiment.pairs[0] if len(experiment.pairs) == 1 else pair
+    return experiment.published(only, system)
+
+
+def _claimed(experiment: Experiment, pair: str, system: str, against: str) -> float | None:
+    if not experiment.pairs or system == against:
+        return None
+    where = pair if pair in experiment.pairs else experiment.pairs[0]
+    ours, theirs = (experiment.published(where, name) for name in (system, against))
+    return None if ours is None or theirs is None else ours - theirs
+
+
+def _entry(each: tuple[Planned, Result]) -> Mapping[str, Any]:
+    planned, result = each
+    return result.scores[measure_name(planned.experiment, planned.pair, tuple(result.scores))]
+
+
+def _score(each: tuple[Planned, Result]) -> float:
+    return float(_entry(each)["value"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+from paper_cases import finish, prepare_copy, tiny
+
+from qknorm.errors import InputError
+from qknorm.studies.grid import jobs
+from qknorm.studies.grid.claims import take
+from qknorm.studies.grid.jobs import (
+    RESULT,
+    TRANSLATIONS,
+    Job,
+    Result,
+    code_version,
+    look,
+    read_result,
+    read_translations,
+    unfinished,
+    write_failure,
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"))
+
+
+def test_a_job_is_known_by_settings_data_and_code(data, tmp_path, monkeypatch):
+    first = Job.plan("one name", data, tiny(), tmp_path)
+    assert Job.plan("another name", data, tiny(), tmp_path).folder == first.folder
+    assert Job.plan("", data, tiny(**{"training.seed": 1}), tmp_path).folder != first.folder
+    monkeypatch.setattr(jobs, "code_version", lambda: "another")
+    newer = Job.plan("", data, tiny(), tmp_path)
+    assert newer.folder != first.folder
+    monkeypatch.undo()
+    monkeypatch.setattr(data, "fingerprint", "other data")
+    assert Job.plan("", data, tiny(), tmp_path).folder not in (first.folder, newer.folder)
+
+
+def test_what_other_code_finished_counts_where_it_may(data, tmp_path, monkeypatch):
+    old = Job.plan("job", data, tiny(), tmp_path)
+    finish(old, data, wrong=1)
+    monkeypatch.setattr(jobs, "code_version", lambda: "newer")
+    assert Job.plan("job", data, tiny(), tmp_path).folder != old.folder
+    assert Job.plan("job", data, tiny(), tmp_path, any_code=True).folder == old.folder
+    other = tiny(**{"training.seed": 5})
+    assert Job.plan("job", data, other, tmp_path, any_code=True).folder != old.folder
+
+
+def test_the_code_version_follows_the_source(tmp_path):
+    version, _, digest = code_version().partition("+")
+    assert version and len(digest) == 16
+
+
+def test_a_job_comes_back_from_its_folder(data, tmp_path):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    job.write()
+    assert Job.read(job.folder) == job
+
+
+def test_states_are_what_the_folder_says(data, tmp_path):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    assert look(job).state == "waiting"
+    job.write()
+    with take(job.folder) as claim:
+        assert (look(job).state, look(job).holder) == ("running", claim.holder)
+    write_failure(job.folder, "no luck")
+    assert (look(job).state, look(job).note) == ("failed", "no luck")
+    assert unfinished([job, job]) == [job]
+    finish(job, data, wrong=0)
+    view = look(job)
+    assert (view.state, view.step, view.seconds, view.test_bleu) == ("finished", 100, 60.0, pytest.approx(100))
+    assert unfinished([job]) == []
+
+
+def test_progress_is_read_from_the_end_of_the_metrics(data, tmp_path):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    job.run.mkdir(parents=True)
+    rows = [{"kind": "step", "step": step, "time": {"elapsed": step / 10}} for step in range(1, 500)]
+    rows.insert(490, {"kind": "evaluation", "step": 490, "dev_bleu": 12.5, "time": {"elapsed": 49.0}})
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "step", "st'
+    (job.run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    view = look(job)
+    assert (view.state, view.step, view.total, view.dev_bleu, view.seconds) == ("waiting", 499, 8, 12.5, 49.9)
+    assert view.note == "stopped at step 499"
+
+
+def test_translations_keep_what_other_readers_take_for_line_ends(data, tmp_path):
+    lines = ["a\u2028b", "", "c\rd", " e "]
+    (tmp_path / TRANSLATIONS).write_bytes("".join(f"{line}\n" for line in lines).encode())
+    assert read_translations(tmp_path) == lines
+
+
+def test_damage_is_named(data, tmp_path):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    job.write()
+    for content, told in (("{", "is damaged"), ("[1]", "is damaged"), ('{"what": 1}', "another version")):
+        (job.folder / RESULT).write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=told):
+            read_result(job.folder)
+    (job.folder / "job.json").write_text('{"name": "x"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"job\.json is damaged"):
+        Job.read(job.folder)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_translations(tmp_path)
+
+
+def test_a_result_takes_the_place_of_a_failure(tmp_path):
+    write_failure(tmp_path, "once")
+    Result("diverged", "no number", 1.0, 5, 0, None).write(tmp_path)
+    assert not (tmp_path / jobs.FAILURE).exists()
+    assert read_result(tmp_path).status == "diverged"
+
+
+def test_data_without_a_test_set_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "splits", ("train", "dev"))
+    with pytest.raises(InputError, match="has no test set; prepare it with --test"):
+        Job.plan("job", data, tiny(), tmp_path)
+
+
+def test_a_default_that_changed_since_is_another_job_and_a_new_setting_is_not(data, tmp_path, monkeypatch):
+    old = Job.plan("job", data, tiny(), tmp_path)
+    finish(old, data, wrong=1)
+    monkeypatch.setattr(jobs, "code_version", lambda: "newer")
+    plain = json.loads((old.folder / "job.json").read_text(encoding="utf-8"))
+    del plain["settings"]["training"]["schedule"]["decay"]  # as if the older code had known no such setting
+    (old.folder / "job.json").write_text(json.dumps(plain), encoding="utf-8")
+    assert Job.plan("job", data, tiny(), tmp_path, any_code=True).folder == old.folder
+    plain["settings"]["training"]["clip"] = 5.0
+    (old.folder / "job.json").write_text(json.dumps(plain), encoding="utf-8")
+    assert Job.plan("job", data, tiny(), tmp_path, any_code=True).folder != old.folder

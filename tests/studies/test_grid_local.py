@@ -1,0 +1,209 @@
+"""The grid of processes; most tests put a small script in the place of a training, so that what dies dies for sure."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from paper_cases import prepare_copy, tiny
+
+from qknorm.errors import InputError
+from qknorm.studies.grid import local
+from qknorm.studies.grid.claims import take
+from qknorm.studies.grid.jobs import Job, look, read_result
+from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
+
+RESULT = """
+import json, os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+begun = folder / "begun"
+times = int(begun.read_text()) + 1 if begun.exists() else 1
+begun.write_text(str(times))
+def done():
+    plain = {"status": "finished", "reason": "", "seconds": 1, "steps": times, "best_step": 1, "dev_bleu": 1.0}
+    (folder / "whole").write_text(json.dumps(plain))
+    os.replace(folder / "whole", folder / "result.json")  # as results are written: whole or not at all
+    sys.exit(0)
+"""
+DIE_ONCE = "import os, signal\nif times == 1: os.kill(os.getpid(), signal.SIGKILL)\ndone()"
+DIE_ALWAYS = "import os, signal\nprint('last words', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+NO_MEMORY_ONCE = "if times == 1: sys.exit(77)\ndone()"
+NO_MEMORY_EVER = """
+(folder / "whole").write_text('{"error": "full"}')
+os.replace(folder / "whole", folder / "failure.json")
+sys.exit(77)
+"""
+TAKEN_ONCE = "if times == 1: sys.exit(76)\ndone()"
+WAIT_FOR_INTERRUPT = """
+import signal, time
+def leave(*_):
+    (folder / "left").touch()
+    sys.exit(130)
+signal.signal(signal.SIGINT, leave)
+(folder / "ready").touch()
+while True: time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch):
+    monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(local, "LOOK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Has jobs done by a script in place of a training."""
+
+    def use(body):
+        def start(job, slot, slots):
+            with (job.folder / local.LOG).open("ab") as log:
+                command = [sys.executable, "-c", RESULT + body, str(job.folder)]
+                return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+        monkeypatch.setattr(local, "_start", start)
+
+    return use
+
+
+def plan(data, root, count):
+    return [Job.plan(f"job {seed}", data, tiny(**{"training.seed": seed}), root) for seed in range(count)]
+
+
+def silent(views):
+    pass
+
+
+def test_real_trainings_side_by_side_and_never_again(data, tmp_path, monkeypatch):
+    jobs = plan(data, tmp_path, 2)
+    seen = []
+    LocalGrid([*jobs, jobs[0]], [Slot("cpu"), Slot("cpu")], seen.append).run()
+    assert [look(job).state for job in jobs] == ["finished", "finished"]
+    assert [view.state for view in seen[-1]] == ["finished"] * 3
+    assert all(read_result(job.folder).made_by["device"] == "cpu" for job in jobs)
+    monkeypatch.setattr(local, "_start", None)
+    LocalGrid(jobs, [Slot("cpu")], silent).run()
+
+
+def test_a_process_that_dies_is_begun_again(data, tmp_path, script):
+    script(DIE_ONCE)
+    jobs = plan(data, tmp_path, 2)
+    LocalGrid(jobs, [Slot("cpu")], silent).run()
+    assert [read_result(job.folder).steps for job in jobs] == [2, 2]
+
+
+def test_one_that_always_dies_has_failed_in_the_end_with_its_last_words(data, tmp_path, script):
+    script(DIE_ALWAYS)
+    (job,) = plan(data, tmp_path, 1)
+    LocalGrid([job], [Slot("cpu")], silent).run()
+    assert (job.folder / "begun").read_text() == str(local.MOST_DEATHS)
+    assert look(job).note.startswith("its process ended with signal 9 3 times: last words")
+    script("done()")
+    LocalGrid([job], [Slot("cpu")], silent).run()
+    assert look(job).state == "finished"
+
+
+def test_a_full_gpu_gets_fewer_side_by_side(data, tmp_path, script):
+    script(NO_MEMORY_ONCE)
+    jobs = plan(data, tmp_path, 1)
+    grid = LocalGrid(jobs, [Slot("cuda", "0"), Slot("cuda", "0"), Slot("cuda", "1")], silent)
+    grid.run()
+    assert [slot.gpu for slot in grid.slots] == ["0", "1"]
+    assert look(jobs[0]).state == "finished"
+
+
+def test_what_does_not_fit_alone_has_failed(data, tmp_path, script):
+    script(NO_MEMORY_EVER)
+    (job,) = plan(data, tmp_path, 1)
+    grid = LocalGrid([job], [Slot("cuda", "0")], silent)
+    grid.run()
+    assert (look(job).state, look(job).note, len(grid.slots)) == ("failed", "full", 1)
+
+
+def test_a_job_that_was_taken_in_between_waits(data, tmp_path, script):
+    script(TAKEN_ONCE)
+    (job,) = plan(data, tmp_path, 1)
+    LocalGrid([job], [Slot("cpu")], silent).run()
+    assert read_result(job.folder).steps == 2
+
+
+def test_a_job_of_another_is_waited_for(data, tmp_path, script):
+    script("done()")
+    jobs = plan(data, tmp_path, 2)
+    claim = take(jobs[0].folder)
+
+    def leave_when_the_other_is_done(views):
+        states = [view.state for view in views]
+        if states == ["running", "finished"]:
+            assert not (jobs[0].folder / "begun").exists()
+            claim.release()
+
+    LocalGrid(jobs, [Slot("cpu"), Slot("cpu")], leave_when_the_other_is_done).run()
+    assert [look(job).state for job in jobs] == ["finished", "finished"]
+
+
+def test_when_time_is_up_every_process_leaves(data, tmp_path, script, monkeypatch):
+    script(WAIT_FOR_INTERRUPT)
+    (job,) = plan(data, tmp_path, 1)
+    now = [0.0]
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+
+    def let_time_pass(views):
+        now[0] += 61.0 * (job.folder / "ready").exists()
+
+    assert not LocalGrid([job], [Slot("cpu")], let_time_pass, max_minutes=1).run()
+    assert (job.folder / "left").exists()
+    script("done()")
+    assert LocalGrid([job], [Slot("cpu")], silent, max_minutes=1).run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_lets_every_process_leave(data, tmp_path, script, number):
+    script(WAIT_FOR_INTERRUPT)
+    jobs = plan(data, tmp_path, 2)
+
+    def interrupt_when_ready(views):
+        if all((job.folder / "ready").exists() for job in jobs) and not (jobs[0].folder / "left").exists():
+            os.kill(os.getpid(), number)
+
+    former = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        LocalGrid(jobs, [Slot("cpu"), Slot("cpu")], interrupt_when_ready).run()
+    assert all((job.folder / "left").exists() for job in jobs)
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_slots_are_those_of_the_gpus_one_may_see(monkeypatch):
+    assert [slot.device for slot in make_slots(3, "cpu")] == ["cpu"] * 3
+    assert len(make_slots(None, "cpu")) == os.cpu_count()
+    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [slot.gpu for slot in make_slots(2)] == ["0", "1", "0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [slot.gpu for slot in make_slots(None)] == ["3", "5"]
+
+
+def test_bad_slots_are_refused(monkeypatch):
+    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="--parallel is 0; give 1 or more"):
+        make_slots(0)
+    with pytest.raises(InputError, match="PyTorch sees no GPU"):
+        make_slots(1, "cuda")
+    with pytest.raises(InputError, match="is no device of a grid"):
+        make_slots(1, "tpu")
+
+
+def test_processes_share_the_cores_and_see_their_gpu_alone(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 16)
+    assert local._environment(Slot("cuda", "3"), 4) == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3"}
+    assert local._environment(Slot("cpu"), 32) == {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,0 +1,106 @@
+"""The grid on a real Ray cluster of this machine, whose two workers are processes of their own."""
+
+import sys
+import time
+import uuid
+
+import pytest
+from paper_cases import prepare_copy, tiny
+
+from qknorm.errors import InputError
+from qknorm.studies.grid import on_ray
+from qknorm.studies.grid.claims import take
+from qknorm.studies.grid.jobs import GIVEN_OUT, Job, is_free, look, read_result, read_translations
+from qknorm.studies.grid.on_ray import run_on_ray
+
+RESOURCES = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000}
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A head that does no work and two workers; skips where Ray is missing or cannot start."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    utils = pytest.importorskip("ray.cluster_utils", reason="this Ray has no cluster for tests")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    started = None
+    try:
+        started = utils.Cluster(initialize_head=True, head_node_args={**RESOURCES, "num_cpus": 0})
+        workers = [started.add_node(**RESOURCES) for _ in range(2)]
+        ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        if started is not None:
+            started.shutdown()
+        pytest.skip(f"Ray cannot start here: {error}")
+    yield started, workers
+    ray.shutdown()
+    started.shutdown()
+
+
+def plan(data, root, count):
+    return [Job.plan(f"job {seed}", data, tiny(**{"training.seed": seed}), root) for seed in range(count)]
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.1)
+    (victim, *others), shared = plan(data, tmp_path / "runs", 2), tmp_path
+    started, workers = cluster
+    victim_folder = victim.folder.name
+
+    def work(folder, device):
+        """The first time the victim is under way, it holds its claim until its worker is killed."""
+        import ray
+
+        from qknorm.studies.grid.claims import take
+        from qknorm.studies.grid.work import do
+
+        began = shared / "began"
+        if folder.name == victim_folder and not began.exists():
+            take(folder)
+            began.write_text(ray.get_runtime_context().get_node_id(), encoding="utf-8")
+            time.sleep(10 * PATIENCE)
+        return do(folder, device, given_out=True)
+
+    def kill_its_node(views):
+        began = shared / "began"
+        alive = [node for node in workers if node in started.worker_nodes]
+        if began.exists() and len(alive) == 2:
+            node = next((each for each in alive if each.node_id == began.read_text(encoding="utf-8")), None)
+            if node is not None:
+                started.remove_node(node, allow_graceful=False)
+
+    run_on_ray([victim, *others], tmp_path / "runs", "auto", kill_its_node, device="cpu", work=work)
+    assert len(started.worker_nodes) == 1
+    assert [look(job).state for job in (victim, *others)] == ["finished", "finished"]
+    assert len(read_translations(victim.folder)) == 10
+
+    # the same again, to workers that do not see the folder: everything travels through the object store
+    monkeypatch.setattr(on_ray, "_mark", lambda root: (str(tmp_path / "nowhere"), uuid.uuid4().hex))
+    (far,) = plan(data, tmp_path / "far", 1)
+    run_on_ray([far], tmp_path / "far", "auto", lambda views: None, device="cpu")
+    assert read_result(far.folder).scores == read_result(victim.folder).scores
+    assert read_translations(far.folder) == read_translations(victim.folder)
+    assert (far.run / "checkpoints").is_dir()
+
+
+def test_without_ray_there_is_a_way_to_get_it(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r'pip install "qknorm\[ray\]"'):
+        run_on_ray(plan(data, tmp_path, 1), tmp_path, "auto", lambda views: None)
+
+
+def test_what_another_is_at_is_not_given_out(data, tmp_path):
+    first, second, third = plan(data, tmp_path, 3)
+    waiting = [first, second, third]
+    with take(first.folder), take(second.folder / GIVEN_OUT):
+        given = list(on_ray._give_out(waiting))
+    assert [job for job, _ in given] == [third] and waiting == [first, second]
+    assert not is_free(third) and (third.folder / "job.json").is_file()
+    given[0][1].release()
+    assert is_free(third)

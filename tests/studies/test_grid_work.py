@@ -1,0 +1,122 @@
+import os
+import signal
+
+import pytest
+from paper_cases import prepare_copy, tiny
+
+from qknorm.studies.grid import work
+from qknorm.studies.grid.claims import find_holder, take
+from qknorm.studies.grid.jobs import FAILURE, GIVEN_OUT, Job, is_free, look, read_result, read_translations
+from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
+from qknorm.studies.grid.work import do
+from qknorm.training.checkpoint import list_steps
+from qknorm.training.translation import TranslationTask
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"), pretokenized=True)
+
+
+def make(data, root, **changes):
+    job = Job.plan("job", data, tiny(**changes), root)
+    job.write()
+    return job
+
+
+def test_a_job_is_trained_scored_and_done_once(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    assert do(job.folder, "cpu") == "done"
+    result = read_result(job.folder)
+    assert (result.status, result.steps) == ("finished", 8)
+    assert set(result.scores) == {TOKENISED, MOSES, TREEBANK}
+    assert all(score["signature"] for score in result.scores.values())
+    assert len(read_translations(job.folder)) == len(data.split("test"))
+    assert result.made_by["code"] == job.code
+    assert find_holder(job.folder) is None
+    assert list_steps(job.run) == [result.best_step]
+    monkeypatch.setattr(work, "train", None)  # a second time nothing is trained
+    assert do(job.folder, "cpu") == "done"
+
+
+def test_an_interrupted_job_goes_on_and_ends_as_one_that_never_stopped(data, tmp_path, monkeypatch):
+    whole, stopped = make(data, tmp_path / "whole"), make(data, tmp_path / "stopped")
+    evaluate, left = TranslationTask.evaluate, [1]
+
+    def interrupt_once(self, progress=None):
+        if left:
+            left.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(self, progress)
+
+    monkeypatch.setattr(TranslationTask, "evaluate", interrupt_once)
+    assert do(stopped.folder, "cpu") == "interrupted"
+    assert (look(stopped).state, look(stopped).note) == ("waiting", "stopped at step 4")
+    assert do(stopped.folder, "cpu") == "done"
+    assert do(whole.folder, "cpu") == "done"
+    one, other = read_result(stopped.folder), read_result(whole.folder)
+    assert (one.scores, one.best_step, one.dev_bleu) == (other.scores, other.best_step, other.dev_bleu)
+    assert read_translations(stopped.folder) == read_translations(whole.folder)
+
+
+def test_a_job_that_diverges_has_a_result_without_scores(data, tmp_path):
+    job = make(data, tmp_path, **{"training.schedule.peak": 1e38, "training.schedule.warmup": 0})
+    assert do(job.folder, "cpu") == "done"
+    result = read_result(job.folder)
+    assert (result.status, dict(result.scores)) == ("diverged", {})
+    assert "not finite" in result.reason
+
+
+def test_a_job_that_another_is_at_is_left_alone(data, tmp_path):
+    job = make(data, tmp_path)
+    with take(job.folder):
+        assert do(job.folder, "cpu") == "taken"
+
+
+def test_a_job_that_was_given_to_a_cluster_is_left_to_it(data, tmp_path):
+    job = make(data, tmp_path)
+    with take(job.folder / GIVEN_OUT):
+        assert not is_free(job) and look(job).note == "on the cluster"
+        assert do(job.folder, "cpu") == "taken"
+        assert do(job.folder, "cpu", given_out=True) == "done"
+    assert is_free(job)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "told"),
+    [
+        (RuntimeError("CUDA out of memory. Tried"), "out of memory", "lower --parallel"),
+        (RuntimeError("a mistake of ours"), "failed", "RuntimeError: a mistake of ours"),
+    ],
+)
+def test_what_goes_wrong_is_written_down(data, tmp_path, monkeypatch, error, ending, told):
+    def fail(*_, **__):
+        raise error
+
+    job = make(data, tmp_path)
+    monkeypatch.setattr(work, "train", fail)
+    assert do(job.folder, "cpu") == ending
+    assert look(job).state == "failed" and told in look(job).note
+    assert "raise error" in (job.folder / FAILURE).read_text(encoding="utf-8")
+    monkeypatch.undo()
+    assert do(job.folder, "cpu") == "done"
+    assert look(job).state == "finished"
+
+
+def test_other_code_and_other_data_are_refused(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    monkeypatch.setattr(work, "code_version", lambda: "0.0+other")
+    assert do(job.folder, "cpu") == "failed"
+    assert "planned by qknorm" in look(job).note
+    monkeypatch.undo()
+    text = (job.folder / "job.json").read_text(encoding="utf-8").replace(job.fingerprint, "f" * 32)
+    (job.folder / "job.json").write_text(text, encoding="utf-8")
+    assert do(job.folder, "cpu") == "failed"
+    assert "holds other data" in look(job).note
+
+
+def test_a_result_is_not_written_without_the_claim(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    monkeypatch.setattr(work.Claim, "held", lambda self: False)
+    assert do(job.folder, "cpu") == "taken"
+    assert read_result(job.folder) is None

@@ -1,0 +1,129 @@
+"""`qknorm study paper` itself, its trainings made tiny and done in this process."""
+
+import pytest
+from paper_cases import prepare_copy, tiny
+
+from qknorm.cli import study_paper
+from qknorm.cli.main import main
+from qknorm.cli.study import run
+from qknorm.errors import InputError
+from qknorm.studies.grid.claims import take
+from qknorm.studies.grid.jobs import look
+from qknorm.studies.grid.work import do
+from qknorm.studies.paper import plan as planning
+from qknorm.studies.recipes import change
+from qknorm.text.prepared import PreparedData
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"), pretokenized=True)
+
+
+@pytest.fixture
+def here(data, monkeypatch):
+    """Quick settings smaller still, on a copy task, and a grid that does one job after another in this process."""
+
+    def shrink(settings):
+        norms = {"model.norm": settings.model.norm, "model.attention": settings.model.attention.model_dump()}
+        return change(tiny(), {**norms, "training.seed": settings.training.seed})
+
+    class Grid:
+        def __init__(self, jobs, slots, on_change, max_minutes=None):
+            self.jobs, self.on_change = jobs, on_change
+
+        def run(self):
+            for job in self.jobs:
+                job.write()
+                assert do(job.folder, "cpu") == "done"
+            self.on_change([look(job) for job in self.jobs])
+            return True
+
+    monkeypatch.setattr(planning, "make_quick", shrink)
+    monkeypatch.setattr(study_paper, "LocalGrid", Grid)
+    monkeypatch.setattr(study_paper, "_prepare_demo", lambda folder: None)
+    monkeypatch.setattr(planning, "find_data", lambda pair, folder: data.folder)
+
+
+def test_quick_gives_tables_pictures_and_a_page(here, tmp_path, capsys):
+    run(["paper", "--quick", "--figure", "1", "2", "--table", "2", "3", "--seeds", "1", "--out", str(tmp_path / "out")])
+    told = capsys.readouterr()
+    assert "2 runs, 0 finished before" in told.out
+    assert "gl-en qknorm, seed 0: finished" in told.err
+    for name in ("report.md", "report.html", "results.csv", "figure-1-gl-en.png", "figure-2-gl-en.png"):
+        assert (tmp_path / "out" / name).stat().st_size > 200
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "## Table 2: " in page and "## Table 3: " in page and "## What the heads do" in page
+    assert "moses-detok" in page and "treebank-detok" in page
+    assert "says nothing of the claims" in page and str(tmp_path) in page.split("Command: ")[1]
+    run(["paper", "--quick", "--table", "2", "--seeds", "1", "--out", str(tmp_path / "out")])
+    assert "2 runs, 2 finished before" in capsys.readouterr().out
+
+
+def test_a_report_without_training(here, tmp_path, capsys):
+    run(["paper", "--quick", "--report", "--figure", "1", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "not run yet 1" in told.out
+    assert "the figures need both systems of Table 2" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--table", "7"], "--table 7: give some of 2, 3, 4, 5, 6"),
+        (["--beyond", "heads"], "--beyond heads: give some of control"),
+        (["--systems", "qknrm"], "no qknrm in what is asked for"),
+        (["--max-minutes", "0"], "--max-minutes takes a number above 0"),
+        (["--max-minutes", "5", "--ray", "auto"], "leave it out with --ray"),
+        (["--quick", "--data", "x"], "--quick has data of its own"),
+        (["--data", "nowhere"], "nothing can be run: nowhere holds no prepared data"),
+        (["--pair", "xx-yy"], "no data set is known"),
+    ],
+)
+def test_bad_words_get_a_sentence(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=told):
+        run(["paper", *words])
+
+
+def test_an_interrupt_tells_how_to_go_on(here, data, tmp_path, monkeypatch, capsys):
+    class Stopped:
+        def __init__(self, *_, **__):
+            pass
+
+        def run(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_paper, "LocalGrid", Stopped)
+    with pytest.raises(SystemExit) as end:
+        run(["paper", "--quick", "--out", str(tmp_path)])
+    assert end.value.code == 130
+    told = capsys.readouterr()
+    assert "qknorm study paper --quick" in told.out and "what was saved" in told.err
+
+
+def test_when_time_is_up_it_ends_well_and_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_paper.LocalGrid, "run", lambda self: False)
+    run(["paper", "--quick", "--max-minutes", "1", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "Go on: qknorm study paper --quick --max-minutes 1" in told.out and "time is up" in told.err
+
+
+def test_the_live_table_shows_who_is_at_what(data, tmp_path):
+    plan = planning.make_plan([study_paper.find_experiment("2")], tmp_path, data.folder, quick=True)
+    with take(plan.jobs[0].folder):
+        drawn = study_paper._state_table([look(job) for job in plan.jobs])
+    assert drawn.row_count == 2 and drawn.title.startswith("1 running, 0 failed")
+
+
+def test_the_embedded_corpus_is_prepared_once(tmp_path):
+    study_paper._prepare_demo(tmp_path / "data")
+    data = PreparedData.load(tmp_path / "data")
+    assert (data.source, data.target, len(data.split("test"))) == ("gl", "en", study_paper.QUICK_TEST)
+    study_paper._prepare_demo(tmp_path / "data")
+
+
+def test_help_names_the_study(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "paper", "--help"])
+    assert "--any-code" in capsys.readouterr().out

@@ -1,0 +1,83 @@
+import csv
+
+import pytest
+from paper_cases import finish, prepare_copy
+
+from qknorm.studies.grid.jobs import Result
+from qknorm.studies.paper.experiments import BEYOND, TABLES
+from qknorm.studies.paper.plan import make_plan
+from qknorm.studies.paper.report import CSV_COLUMNS, write_report
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("pairs")
+    for pair in ("gl-en", "sk-en"):
+        prepare_copy(place / "text" / pair, languages=pair).folder.rename(place / pair)
+    return place
+
+
+def cells(written, title):
+    table = next(each for each in written.tables if each.title.startswith(title))
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows], table
+
+
+def test_the_paper_and_ours_stand_side_by_side(folder, tmp_path):
+    plan = make_plan([TABLES["2"]], tmp_path, folder, seeds=2)
+    for each in plan.planned:
+        finish(each.job, each.data, wrong=8 if each.system.name == "baseline" else each.seed)
+    written = write_report(plan, tmp_path, "qknorm study paper --table 2")
+    rows, table = cells(written, "Table 2")
+    own = {(row["pair"], row["system"]): row for row in rows}
+    line = own["gl→en", "qknorm"]
+    assert (line["paper"], line["paper's difference"], line["seeds"], line["outcome"]) == (
+        "24.21",
+        "+2.20",
+        "2",
+        "holds",
+    )
+    assert line["minutes a run"] == "1.0 ± 0.0" and float(line["p"]) < 0.01
+    assert own["gl→en", "baseline"]["difference"] == "–"
+    assert any(note.startswith("Average gain over 2 pairs: +") for note in table.notes)
+    assert any("tok:13a" in note for note in table.notes)
+    text = written.markdown.read_text(encoding="utf-8")
+    assert "Table 2, 2 comparisons of the paper: holds 2." in text
+    assert "Data not here: en→vi, ar→en, en→he; see below." in text
+    assert "`qknorm corpora download ted-ar-en`, then `qknorm prepare" in text
+    assert "`qknorm study paper --table 2`" in text and "8 runs, 0.13 hours" in text
+    assert "<td>24.21</td>" in written.html.read_text(encoding="utf-8")
+
+
+def test_every_run_is_in_the_csv(folder, tmp_path):
+    plan = make_plan([TABLES["6"].choose(["without-g"])], tmp_path, folder, pair="gl-en", seeds=2)
+    finish(plan.planned[0].job, plan.planned[0].data, wrong=2)
+    plan.planned[2].job.write()
+    Result("diverged", "the loss, and so on", 30.0, 7, 0, None).write(plan.planned[2].job.folder)
+    written = write_report(plan, tmp_path, "command")
+    with written.results.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert [row["status"] for row in rows] == ["finished", "missing", "diverged", "missing"]
+    assert float(rows[0]["bleu"]) > 50 and rows[0]["seconds"] == "60.0" and rows[2]["reason"] == "the loss, and so on"
+    table, _ = cells(written, "Table 6")
+    assert table[1]["seeds"] == "1 of 2 (1 diverged)" and table[1]["ours, mean ± sd"] == "–"
+    assert table[1]["paper (en→vi)"] == "24.53"
+    assert "Not finished: 2 of 4 runs. The same command goes on with them." in written.summary
+
+
+def test_beyond_the_paper_the_difference_itself_is_told(folder, tmp_path):
+    plan = make_plan([BEYOND["control"]], tmp_path, folder, pair="gl-en")
+    wrong = {"layernorm-dot-products": 4, "baseline": 4, "scalenorm-qknorm": 0, "qknorm": 0}
+    for each in plan.planned:
+        finish(each.job, each.data, wrong=wrong[each.system.name])
+    written = write_report(plan, tmp_path, "command")
+    rows, table = cells(written, "Beyond the paper")
+    assert "paper" not in table.columns
+    assert [row["outcome"] for row in rows] == ["", "no difference shown", "better", "better"]
+    assert any(line.startswith("gl→en, QKNorm and LayerNorm: better (+") for line in written.summary)
+
+
+def test_a_report_of_nothing_is_a_report(folder, tmp_path):
+    plan = make_plan([TABLES["5"]], tmp_path, folder, pair="gl-en")
+    written = write_report(plan, tmp_path, "command")
+    assert "Table 5, 6 comparisons of the paper: not run yet 6." in written.summary

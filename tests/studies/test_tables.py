@@ -1,0 +1,52 @@
+import csv
+
+import pytest
+
+from qknorm.studies.tables import Page, Table, write_csv
+
+TABLE = Table("A <b> & B", ("name", "|x|"), (("a|b", "1.0"), ("<i>", "–")), frozenset({"name"}), ("see `x`",))
+
+
+def test_markdown_keeps_bars_apart_and_numbers_at_the_right():
+    assert TABLE.markdown().splitlines() == [
+        "## A <b> & B",
+        "",
+        "| name | \\|x\\| |",
+        "| --- | ---: |",
+        "| a\\|b | 1.0 |",
+        "| <i> | – |",
+        "",
+        "see `x`",
+    ]
+
+
+def test_html_shows_text_as_text():
+    made = TABLE.html()
+    assert "<caption>A &lt;b&gt; &amp; B</caption>" in made
+    assert '<td class="words">&lt;i&gt;</td><td>–</td>' in made
+    assert '<th class="words">name</th><th>|x|</th>' in made
+    assert "<b>" not in made and "<i>" not in made
+
+
+def test_a_row_that_does_not_fit_is_a_mistake():
+    with pytest.raises(ValueError, match="a row of 1 cells under 2 columns"):
+        Table("t", ("a", "b"), (("1",),))
+
+
+def test_a_page_has_everything_in_both_forms(tmp_path):
+    picture = tmp_path / "pictures" / "one.png"
+    page = Page("T", ("says `<this>`", "odd ` mark"), (TABLE,), {"a picture": picture}, {"How": ("so",)})
+    markdown, html = (path.read_text(encoding="utf-8") for path in page.write(tmp_path))
+    assert markdown.startswith("# T\n\n- says `<this>`\n- odd ` mark\n\n## A <b> & B\n")
+    assert "![a picture](pictures/one.png)" in markdown and markdown.endswith("## How\n\n- so\n")
+    assert "<li>says <code>&lt;this&gt;</code></li><li>odd ` mark</li>" in html
+    assert 'src="pictures/one.png" alt="a picture"' in html and "<h2>How</h2>" in html
+
+
+def test_csv_fills_what_is_missing_and_refuses_what_is_unknown(tmp_path):
+    path = tmp_path / "r.csv"
+    write_csv(path, ("a", "b"), [{"a": 'x,"y"'}, {"a": 1, "b": "z\nw"}])
+    with path.open(encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [["a", "b"], ['x,"y"', ""], ["1", "z\nw"]]
+    with pytest.raises(ValueError, match="c"):
+        write_csv(path, ("a",), [{"c": 1}])
