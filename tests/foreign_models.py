@@ -8,32 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-_declared: list[Any] = []
+from qknorm.attention.adopting.torchvision import tolerate_any_torchvision
 
 
 def library(name: str) -> Any:
-    """transformers or timm; skips where it is not installed.
-
-    Both import torchvision where they find it, and one that was built for another torch fails at that for want of two
-    operators of its own, which nothing here calls: declaring them lets it be imported.
-    """
-    if not _declared:
-        _declared.append(_declare_operators_of_torchvision())
+    """transformers or timm; skips where it is not installed."""
+    tolerate_any_torchvision()
     return pytest.importorskip(name, reason=f"{name} is not installed")
-
-
-def _declare_operators_of_torchvision() -> Any:
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return None
-    except RuntimeError:
-        operators = torch.library.Library("torchvision", "FRAGMENT")  # its operators live as long as it does
-        for operator in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, operator):
-                operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return operators
-    return None
 
 
 SIZES = {"vocab_size": 61, "initializer_range": 0.3, "pad_token_id": 0}

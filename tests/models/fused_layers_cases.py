@@ -258,6 +258,7 @@ SETTINGS = [
     {"norm": "scale", "fixnorm": False, "tie": "none"},
     {"norm": "rms", "positions": "rotary", "language_vectors": False, "tie": "target"},
     {"activation": "gelu", "kv_heads": 1, "attention": {"qk_norm": "none"}},
+    {"attention": {"cross_query_norm": "width"}},
     {"norm_position": "post"},
 ]
 

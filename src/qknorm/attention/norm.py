@@ -37,9 +37,10 @@ def normalize_over_heads(x_bhtd: Tensor, p: float = 2.0) -> Tensor:
     Where all heads are equally long this is what `lp_normalize` gives for each of them.
     """
     check_p(p)
-    together_btw = x_bhtd.transpose(1, 2).flatten(2)
+    x_bthd = x_bhtd.transpose(1, 2)
+    unit_btw = _normalize(x_bthd.flatten(2), p)
     factor: float = x_bhtd.shape[1] ** (1 / p)
-    return scale_by(_normalize(together_btw, p).unflatten(2, (x_bhtd.shape[1], -1)).transpose(1, 2), factor)
+    return scale_by(unit_btw.view(x_bthd.shape).transpose(1, 2), factor)
 
 
 def initial_scale(length: float) -> float:

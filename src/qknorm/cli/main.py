@@ -15,7 +15,9 @@ VERBS = {
     "train": "train a translator or a language model, or go on training one",
     "generate": "write text with a language model",
     "translate": "translate files, standard input, or what you type",
+    "serve": "a page and a JSON API that translate, for people and programs",
     "score": "BLEU, chrF and TER with signatures; paired tests between systems",
+    "export": "write a translator for other runtimes: ONNX, Hugging Face, CTranslate2",
     "inspect": "what attention does in a run: measures, a page to look at, pictures",
     "study": "the papers' experiments: runs, tests, tables and pictures",
     "average": "the mean of several checkpoints",
@@ -54,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # a type of PyTorch's, which not every verb imports; its libraries also say it in other errors
         if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
             raise
-        smaller = "--training.batch-tokens, --training.batch or --decoding.batch-tokens" if verb == "train" else "--beam"
+        smaller = (
+            "--training.batch-tokens, --training.batch or --decoding.batch-tokens" if verb == "train" else "--beam"
+        )
         _fail(f"the GPU has no memory left; lower {smaller}, end what else runs on it, or use --device cpu", 1)
 
 

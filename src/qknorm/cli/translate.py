@@ -13,7 +13,7 @@ import tyro
 
 from qknorm.cli.display import console, parse, progress_bar, warn
 from qknorm.errors import InputError
-from qknorm.export import load_engine
+from qknorm.export import ENGINES, load_engine
 from qknorm.export.card import engine_of
 from qknorm.files import atomic_path
 from qknorm.text.readers import decode_lines, read_lines
@@ -104,7 +104,8 @@ def _open(arguments: Arguments) -> "TextTranslator":
         return cast("TextTranslator", load_engine(arguments.engine, arguments.run))
     exported = engine_of(arguments.run)
     if exported is not None:
-        raise InputError(f"{arguments.run} is an exported translator; add --engine {exported}")
+        way_out = f"add --engine {exported}" if exported in ENGINES else "name the run it was made from"
+        raise InputError(f"{arguments.run} is a translator exported for {exported}; {way_out}")
     return load(
         arguments.run,
         checkpoint=which_checkpoint(arguments.checkpoint),
