@@ -1,0 +1,67 @@
+"""The viewer's page about one sentence, kept for a short while under a name that cannot be guessed."""
+
+import secrets
+from collections import OrderedDict
+
+import torch
+
+from qknorm.decoding.translate import TextTranslator, translate_ids
+from qknorm.inspection.figures import label_tokens
+from qknorm.inspection.monitor import capture
+from qknorm.inspection.reading import MOST_TOKENS, READ, SIDES, SOURCE, WRITTEN
+from qknorm.inspection.report import ModelLook, Report, Sentence, sentence_of_calls
+from qknorm.inspection.viewer import render_page
+from qknorm.specials import END, START
+from qknorm.text.cleaning import clean_line
+
+KEPT = 16
+"""Pages that are kept; a new one takes the place of the oldest."""
+
+
+class Pages:
+    """Pages by ticket."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._pages: OrderedDict[str, bytes] = OrderedDict()
+
+    def keep(self, page: bytes) -> str:
+        """The ticket for a page."""
+        ticket = secrets.token_urlsafe(18)
+        self._pages[ticket] = page
+        while len(self._pages) > self._most:
+            self._pages.popitem(last=False)
+        return ticket
+
+    def find(self, ticket: str) -> bytes | None:
+        """The page of a ticket, while it is kept."""
+        return self._pages.get(ticket)
+
+
+def attention_page(translator: TextTranslator, text: str) -> bytes:
+    """A page that shows every attention of a model while it translates a sentence."""
+    look = ModelLook(f"{translator.source} → {translator.target}", [_read(translator, text)])
+    page = render_page(Report([look], "What attention did in this sentence"))
+    return page.encode("utf-8", "backslashreplace")
+
+
+@torch.no_grad()
+def _read(translator: TextTranslator, text: str) -> Sentence:
+    model, tokenizer = translator.model, translator.tokenizer
+    source = tokenizer.encode(clean_line(text))[:MOST_TOKENS]
+    best = translate_ids(model, [source], translator.settings, precision=translator.precision)[0][0]
+    target = best.tokens[:MOST_TOKENS]
+    sides = {SOURCE: [*source, END], READ: [START, *target], WRITTEN: [*target, END]}
+    device = next(model.parameters()).device
+    ids = {side: torch.tensor([numbers], device=device) for side, numbers in sides.items()}
+    with capture(model) as calls:
+        model.decode(ids[READ], model.encode(ids[SOURCE]))
+    labels = {side: label_tokens(tokenizer.tokens(numbers)) for side, numbers in sides.items()}
+    return sentence_of_calls(
+        labels, calls, text=text, translation=tokenizer.decode(best.tokens), sides=_sides_of_attention
+    )
+
+
+def _sides_of_attention(name: str) -> tuple[str, str]:
+    stack, _, kind = name.split(".")
+    return SIDES[f"{stack}.{kind}"]
