@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from qknorm.attention import MultiheadAttention, QKNorm, initial_scale
 from qknorm.attention.adopt import adopt
+from qknorm.attention.adopting import calibration
 
 WIDTH, HEADS, HEAD = 16, 4, 4
 
@@ -182,7 +183,10 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="no attention to adopt"):
         adopt(nn.Linear(3, 3), length=10)
     with pytest.raises(ValueError, match="adopt before the model is wrapped: DataParallel"):
-        adopt(nn.DataParallel(model), length=10)
+        adopt(nn.Sequential(nn.DataParallel(model)), length=10)
+    for start in ({"scale_init": 0.0}, {"scale_init": math.nan}, {"length": math.inf}, {"length": -3}):
+        with pytest.raises(ValueError, match=f"{next(iter(start))} must be a positive number"):
+            adopt(model, **start)
     assert all(type(layer.self_attn) is nn.MultiheadAttention for layer in model.layers)
     adopt(model, length=10)
     with pytest.raises(ValueError, match=r"nothing to adopt: of 2 .* \(has QKNorm already\)"):
@@ -199,8 +203,11 @@ def spread(logits: Tensor, visible: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("p", [2.0, 3.0])
-def test_calibration_matches_the_spread(per_head: bool, p: float) -> None:
+@pytest.mark.parametrize(("p", "at_once"), [(2.0, 1 << 22), (3.0, 3 * 8 * HEADS)])  # all queries at once, or three
+def test_calibration_matches_the_spread(
+    per_head: bool, p: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LOGITS_AT_ONCE", at_once)
     module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
     x = torch.randn(3, 8, WIDTH, dtype=torch.float64)
     hidden = torch.zeros(3, 8, dtype=torch.bool)

@@ -201,6 +201,17 @@ def test_both_implementations_agree_and_can_be_switched() -> None:
     assert twin.model.layers[0].self_attn.config.wrapped is twin.config
 
 
+def test_files_that_keep_older_names_are_read(tmp_path: Path) -> None:
+    model, pixels = vit(), torch.randn(2, 3, 16, 16)
+    adopt(model, scale_init=3.0)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, add_pooling_layer=False)
+    loaded = adopt(again, state=tmp_path)
+    assert [each.start for each in loaded.changed] == [3.0, 3.0]
+    outputs = [each(pixels).last_hidden_state for each in (again, model)]
+    torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("build", [llama, t5])
 def test_what_save_pretrained_saved_comes_back(build: Any, tmp_path: Path) -> None:
     model = build()

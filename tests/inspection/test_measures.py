@@ -2,6 +2,7 @@
 
 import json
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -133,13 +134,21 @@ def test_spread_is_exact_where_the_mean_is_large() -> None:
 
 
 def test_long_sequences_are_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = 0
+    largest, alive, most_alive = 0, 0, 0
+
+    def die() -> None:
+        nonlocal alive
+        alive -= 1
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
+            nonlocal largest, alive, most_alive
             output = function(*args, **(kwargs or {}))
             if isinstance(output, Tensor):
+                if not any(output is given for given in (*args, *(kwargs or {}).values())):  # else written in place
+                    alive += 1
+                    weakref.finalize(output, die)
+                    most_alive = max(most_alive, alive)
                 largest = max(largest, output.untyped_storage().nbytes() // output.element_size())
             return output
 
@@ -148,6 +157,7 @@ def test_long_sequences_are_never_held_whole(monkeypatch: pytest.MonkeyPatch) ->
     with Watch():
         found = measure(q, k, scale=0.5, is_causal=True)
     assert largest <= 1 << 14  # of 240,000 logits
+    assert most_alive < 100, "what each of the 60 blocks leaves behind would keep its memory in use"
     monkeypatch.undo()
     expected = measure(q.double(), k.double(), scale=0.5, is_causal=True)
     torch.testing.assert_close(found.stack().double(), expected.stack(), rtol=1e-4, atol=1e-5)

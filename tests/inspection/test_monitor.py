@@ -2,6 +2,8 @@
 
 import copy
 import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 from direct import direct
 from small_models import OwnAttention, assert_same, batch, step, translator
 from test_measures import agree
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qknorm.attention.adopt import adopt
 from qknorm.inspection import monitor as monitor_module
 from qknorm.inspection.monitor import AttentionMonitor, capture
 from qknorm.inspection.watching.capture import compiled_parts
@@ -27,6 +30,7 @@ def test_what_cannot_be_read_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(monitor_module.Call, "measure", fail)
     with AttentionMonitor(model, every=1) as monitor:
         assert_same(before, step(model, x))
+    assert monitor.table() == "no attention could be seen; monitor.unseen says why"
     assert not monitor.latest and monitor.unseen == {"0": "it could not be read: out of memory"}
 
 
@@ -37,7 +41,7 @@ def test_an_error_of_the_model_passes_and_leaves_nothing_behind() -> None:
             model(torch.randn(2, 5, 9))
         model(torch.randn(2, 5, 8))
     assert not any("forward" in vars(module) for module in model.modules())
-    assert [sample.step for sample in monitor.history] == []  # the step was tried once
+    assert [sample.step for sample in monitor.history] == [0], "the step is measured when it is taken"
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
 
 
@@ -47,6 +51,70 @@ def test_a_shared_module_is_measured_each_time() -> None:
     monitor = AttentionMonitor(model)
     monitor.probe(lambda: model(torch.randn(2, 5, 8)))
     assert list(monitor.latest) == ["0", "0#2"]
+
+
+def test_monitors_may_be_left_in_any_order_and_one_is_entered_once() -> None:
+    model = nn.Sequential(OwnAttention())
+    first, second = AttentionMonitor(model, every=1), AttentionMonitor(model, every=1)
+    first.__enter__()
+    second.__enter__()
+    with pytest.raises(RuntimeError, match="watches already"):
+        first.__enter__()
+    first.__exit__(None, None, None)
+    model(torch.randn(2, 5, 8))
+    second.__exit__(None, None, None)
+    assert "forward" not in vars(model)
+    assert (len(first.history), len(second.history)) == (0, 1)
+
+
+def test_nothing_measured_is_said_in_the_table() -> None:
+    model = nn.Sequential(OwnAttention()).eval()
+    with AttentionMonitor(model, every=1) as monitor:
+        model(torch.randn(2, 5, 8))
+    assert "monitor.probe" in monitor.table()
+    monitor.probe(lambda: model(torch.randn(2, 5, 8)))
+    assert monitor.table().startswith("attention ")
+
+
+def test_a_model_that_is_bounded_is_not_told_to_adopt() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    adopt(model, scale_init=500.0)
+    with AttentionMonitor(model, every=1) as monitor:
+        model(torch.randn(4, 9, 8))
+    (warning,) = monitor.warnings()
+    assert "saturates" in warning and warning.endswith("; lower the learning rate")
+
+
+# ------------------------------------------------------------------ in threads
+
+
+def in_another_thread(run: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(run).result()
+
+
+def test_what_another_thread_runs_is_not_taken_for_the_model() -> None:
+    other = OwnAttention()
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            in_another_thread(lambda: other(x))
+            return x
+
+    model = nn.Sequential(Slow(), OwnAttention())
+    with AttentionMonitor(model, every=1) as monitor:
+        model(torch.randn(2, 5, 8))
+    assert [sample.name for sample in monitor.history] == ["1"]
+
+
+def test_training_does_not_wait_for_a_thread_that_watches() -> None:
+    model = nn.Sequential(OwnAttention())
+    with AttentionMonitor(model, every=1) as monitor:
+        with capture(nn.Identity()):
+            in_another_thread(lambda: model(torch.randn(2, 5, 8)))
+        in_another_thread(lambda: model(torch.randn(2, 5, 8)))
+    assert [sample.step for sample in monitor.history] == [1]
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
 
 
 # ------------------------------------------------------------------ when

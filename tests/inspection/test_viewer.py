@@ -1,6 +1,7 @@
 """The page in a real browser: what it shows is what the report holds, by pointer, by keys and for screen readers."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -244,7 +245,9 @@ def test_the_table_sorts_by_any_column(two: Opened) -> None:
 def test_weights_as_a_table(two: Opened) -> None:
     two.choose("decoder.1.cross", 0)
     two.page.locator(".as-table summary").first.click()
-    cells = two.page.locator(".as-table").first.locator("tbody tr").nth(2).locator("td").all_inner_texts()
+    row = two.page.locator(".as-table").first.locator("tbody tr").nth(2)
+    row.wait_for()  # browsers tell that it was opened a little later
+    cells = row.locator("td").all_inner_texts()
     assert cells == [two.held("decoder.1.cross", 0, 2, column) for column in range(5)]
     two.page.locator(".as-table summary").first.click()
 
@@ -303,13 +306,31 @@ def test_a_phone_needs_no_sideways_scrolling_and_dark_is_the_systems_choice(brow
     opened.page.close()
 
 
+def test_many_heads_have_smaller_dots_that_do_not_hide_each_other(browser, tmp_path: Path) -> None:
+    report = Report([make_look("deep", [("a b c", "d e")], layers=16, heads=16)])
+    opened = Opened(browser, tmp_path / "deep.html", report)
+    dots = opened.page.locator("#maps figure").first.locator(".dot circle")
+    radii = {float(radius) for radius in dots.evaluate_all("all => all.map((one) => one.getAttribute('r'))")}
+    assert dots.count() == 256 and len(radii) == 1
+    (radius,) = radii
+    assert 2 < radius < 7 and opened.page.locator("#maps .dot text").first.text_content() == ""
+    assert opened.page.locator("#maps .dot title").first.text_content().startswith("head 1.1: ")
+    places = dots.evaluate_all(
+        "all => all.map((one) => one.parentNode.getAttribute('transform').match(/[-\\d.]+/g).map(Number))"
+    )
+    gaps = [math.dist(one, other) for at, one in enumerate(places) for other in places[:at]]
+    assert min(gaps) > radius, "no middle of a dot is covered"
+    assert opened.complaints == []
+    opened.page.close()
+
+
 def test_nasty_text_is_text_and_a_model_without_measures_is_shown(browser, tmp_path: Path) -> None:
-    tokens = {"text": ["<b>x</b>", " ", "\n", ""]}
+    tokens = {"text": ["<b>x</b>", " ", "\n\u200b", ""]}
     weights = make_look("a").sentences[0].attention("decoder.0.self").weights[:1]
     bare = Sentence(NASTY, tokens, [Attention("attn", "text", "text", weights)])
     opened = Opened(browser, tmp_path / "a.html", Report([ModelLook(NASTY, [bare])], NASTY, [NASTY]))
     assert opened.page.locator("h1").inner_text().startswith("</script><script>fetch")
-    assert opened.page.locator(".rows span").all_inner_texts() == ["<b>x</b>", "␣", "⏎", "∅"]
+    assert opened.page.locator(".rows span").all_inner_texts() == ["<b>x</b>", "␣", "⏎U+200B", "∅"]
     assert opened.page.locator("#training").is_hidden()
     assert opened.complaints == []
     opened.page.close()

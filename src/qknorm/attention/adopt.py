@@ -115,8 +115,9 @@ def adopt(
     _check_start(length=length, scale_init=scale_init, calibrate=calibrate, state=state)
     if loss is not None and calibrate is None:
         raise ValueError("loss= is for the report of calibrate=; give a batch there too, or leave loss out")
-    if type(model).__name__ in _WRAPPERS:
-        raise ValueError(f"adopt before the model is wrapped: {type(model).__name__} would not learn of the new scales")
+    for module in model.modules():
+        if (wrapper := type(module).__name__) in _WRAPPERS:
+            raise ValueError(f"adopt before the model is wrapped: {wrapper} would not learn of the new scales")
     found, left = _survey(model, only)
     saved = None if state is None else _saved_entries(model, found, state)
     if saved is not None:
@@ -146,6 +147,10 @@ def _check_start(**starts: object) -> None:
         )
     if len(given) > 1:
         raise ValueError(f"the scales start in one way: give one of {' and '.join(f'{name}=' for name in given)}")
+    for name in ("length", "scale_init"):
+        value = starts[name]
+        if isinstance(value, float | int) and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, got {value}")
 
 
 def _survey(model: nn.Module, only: str | Iterable[str] | None) -> tuple[list[_Found], list[Left]]:
@@ -199,9 +204,11 @@ def _saved_entries(
     model: nn.Module, found: list[_Found], state: str | Path | Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     """For every module that was adopted when `state` was saved, the entries of its QKNorm."""
-    tensors = read_state(Path(state)) if isinstance(state, (str, Path)) else state
+    parts = ("scale", "p_raw")
+    wanted = [f"{one.key}.{name}" for one in found for name in parts]
+    tensors = read_state(model, Path(state), wanted) if isinstance(state, (str, Path)) else state
     saved = {
-        one.key: {name: tensors[f"{one.key}.{name}"] for name in ("scale", "p_raw") if f"{one.key}.{name}" in tensors}
+        one.key: {name: tensors[f"{one.key}.{name}"] for name in parts if f"{one.key}.{name}" in tensors}
         for one in found
         if f"{one.key}.scale" in tensors
     }

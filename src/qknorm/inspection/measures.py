@@ -137,8 +137,10 @@ def measure(
         seen = product.seen_keys()
         first = seen.to(torch.int8).argmax(dim=-1)  # (b, h)
         sizes = _Sizes(product)
-        blocks = [_read(product, rows, offset, first, sizes) for rows in product.row_blocks()]
-        rows = _Rows(*(torch.cat(parts, dim=-1) for parts in zip(*blocks, strict=True)))
+        rows = _Rows.of(product)
+        for block in product.row_blocks():
+            for whole, part in zip(rows, _read(product, block, offset, first, sizes), strict=True):
+                whole[..., block] = part
         largest, spread, frobenius = sizes.finish()
         measured = [largest, spread, frobenius, frobenius / math.sqrt(q_bhtd.shape[-1])]
         measured += _mean_over_queries(rows, threshold)
@@ -169,17 +171,21 @@ def attention_weights(
 
 
 class _Sizes:
-    """Gathers blocks of products into the size of logits per head; long sums are of rows first, then in float64."""
+    """Gathers blocks of products into the size of logits per head; long sums are of rows first, then in float64.
+
+    Nothing of a block outlives it: small tensors left between large ones would keep the memory of these in use.
+    """
 
     def __init__(self, product: Product) -> None:
         self._product, self._exact = product, sum_dtype(product.q.device)
         self._largest = product.q.new_zeros(product.h)
-        self._squares = torch.zeros(product.b, product.h, dtype=self._exact, device=product.q.device)
-        self._moments: list[Tensor] = []  # of each block (3, b, h): pairs, mean, squared deviations from it
+        # by sentence and head: Σ(q·k)², pairs, the mean of their logits, squared deviations from it
+        sums = torch.zeros(4, product.b, product.h, dtype=self._exact, device=product.q.device)
+        self._squares, self._pairs, self._mean, self._deviations = sums
 
     def add(self, products: Tensor, logits: Tensor, visible: Tensor | None) -> None:
         seen = where_visible(visible, products, 0.0)
-        self._largest = torch.maximum(self._largest, seen.abs().amax(dim=(0, 2, 3)))
+        torch.maximum(self._largest, seen.abs().amax(dim=(0, 2, 3)), out=self._largest)
         self._squares += self._sum(seen.square())
         pairs = self._sum(visible.to(logits.dtype).expand_as(logits)) if visible is not None else self._all(logits)
         # about the mean, so that squares lose nothing; what it is off by is put right
@@ -187,15 +193,22 @@ class _Sizes:
         deviation = where_visible(visible, logits - near, 0.0)
         off = self._sum(deviation) / pairs.clamp(min=1)
         squared = self._sum(deviation.square()) - off.square() * pairs
-        self._moments.append(torch.stack([pairs, near[..., 0, 0] + off, squared]))
+        self._join(pairs, near[..., 0, 0] + off, squared)
+
+    def _join(self, pairs: Tensor, mean: Tensor, squared: Tensor) -> None:
+        """Adds the moments of a block to those of all before it (Chan et al. 1979)."""
+        apart, before = mean - self._mean, self._pairs.clone()
+        self._pairs += pairs
+        share = pairs / self._pairs.clamp(min=1)
+        self._mean += apart * share
+        self._deviations += squared + apart.square() * before * share
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """Largest logit, their standard deviation, and ‖QKᵀ‖_F, per head."""
-        pairs, means, squared = torch.stack(self._moments, dim=1).flatten(1, 2)  # (blocks · b, h)
-        count = pairs.sum(dim=0)
-        apart = (means - (means * pairs).sum(dim=0) / count).square() * pairs
-        spread = ((squared + apart).sum(dim=0) / count).clamp(min=0.0).sqrt()
-        sentences = (pairs.view(-1, self._product.b, self._product.h).sum(dim=0) > 0).sum(dim=0)
+        count = self._pairs.sum(dim=0)
+        apart = (self._mean - (self._mean * self._pairs).sum(dim=0) / count).square() * self._pairs
+        spread = ((self._deviations + apart).sum(dim=0) / count).clamp(min=0.0).sqrt()
+        sentences = (self._pairs > 0).sum(dim=0)
         largest = self._product.logits(self._largest.view(-1, 1, 1)).abs().flatten().to(self._exact)
         return (
             torch.where(count > 0, largest, torch.nan),
@@ -214,7 +227,7 @@ class _Sizes:
 
 
 class _Rows(NamedTuple):
-    """What each of a block of queries sees, (b, h, t)."""
+    """What each query sees, (b, h, t)."""
 
     visible: Tensor
     entropy: Tensor
@@ -222,6 +235,13 @@ class _Rows(NamedTuple):
     distance: Tensor
     first: Tensor
     diagonal: Tensor
+
+    @classmethod
+    def of(cls, product: Product) -> Self:
+        """Room for all queries."""
+        shape = product.b, product.h, product.t
+        count = torch.zeros(shape, dtype=torch.long, device=product.q.device)
+        return cls(count, *product.q.new_zeros(len(cls._fields) - 1, *shape))
 
 
 def _read(product: Product, rows: slice, offset: int, first: Tensor, sizes: _Sizes) -> _Rows:

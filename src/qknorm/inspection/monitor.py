@@ -11,16 +11,22 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from qknorm.inspection.judgement import Sample, judge
+from qknorm.attention import QKNorm
+from qknorm.inspection.judgement import CURE, Sample, judge
 from qknorm.inspection.measures import Measures
 from qknorm.inspection.watching.call import Call
-from qknorm.inspection.watching.capture import Calls, capture, compiled_parts, watch
+from qknorm.inspection.watching.capture import WATCHING, Calls, capture, compiled_parts, watch
 from qknorm.inspection.watching.tape import replaced
 
 __all__ = ["AttentionMonitor", "Call", "Calls", "Sample", "capture", "judge"]
 
 MOST_LOGITS = 1 << 24
 """Of one attention. Where sentences are so long that `batch` of them have more, fewer are measured, one at least."""
+
+NOTHING_YET = (
+    "nothing is measured yet: passes count in training mode, with gradients, and not inside a compiled model;"
+    " monitor.probe(lambda: model(…)) measures at any time"
+)
 
 
 class AttentionMonitor:
@@ -52,6 +58,8 @@ class AttentionMonitor:
     # ------------------------------------------------------------------ in a training
 
     def __enter__(self) -> Self:
+        if self._counted is not None:
+            raise RuntimeError("this monitor watches already; leave its `with` first, or make another one")
         self._counted = _Counted(self)
         self.model.forward = self._counted
         return self
@@ -73,12 +81,11 @@ class AttentionMonitor:
         """Whether the forward pass that begins is one to measure."""
         if not self.model.training or not torch.is_grad_enabled():
             return False
-        due = self._at % self.every == 0 and self._sampled_at != self._at
-        if due:
-            self._sampled_at = self._at
-        return due and not _is_recorded()
+        return self._at % self.every == 0 and self._sampled_at != self._at and not _is_recorded()
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, sampled_at: int | None) -> None:
+        if sampled_at is not None:
+            self._sampled_at = sampled_at
         if self.model.training and torch.is_grad_enabled() and not self._stepped_by_hand:
             self._at += 1
 
@@ -123,6 +130,8 @@ class AttentionMonitor:
 
     def table(self, *, heads: bool = False) -> str:
         """The latest measures as lines of text: one for every attention, or for every head."""
+        if not self.latest:
+            return "no attention could be seen; monitor.unseen says why" if self.unseen else NOTHING_YET
         names = ("largest_logit", "logit_std", "relative_entropy", "saturation", "effective_keys", "q_norm", "k_norm")
         rows = [("attention", *(name.replace("_", " ") for name in names))]
         for name, measures in self.latest.items():
@@ -138,7 +147,8 @@ class AttentionMonitor:
 
     def warnings(self) -> list[str]:
         """What there is to worry about in the history, in words."""
-        return judge(self.history)
+        bounded = any(isinstance(module, QKNorm) and module.kind == "lp" for module in self.model.modules())
+        return judge(self.history, "lower the learning rate" if bounded else CURE)
 
 
 class _Counted:
@@ -153,21 +163,30 @@ class _Counted:
         """Makes the model's forward what it was; where somebody else stands over it, it merely does nothing more."""
         if vars(self._monitor.model).get("forward") is not self:
             return
-        if self._before is None:
+        before = self._before
+        while isinstance(before, _Counted) and before._monitor._counted is not before:
+            before = before._before  # a monitor that this one stood over, left in the meantime
+        if before is None:
             del self._monitor.model.forward
         else:
-            self._monitor.model.forward = self._before
+            self._monitor.model.forward = before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         monitor = self._monitor
         if torch.compiler.is_compiling() or monitor._counted is not self:
             return self._forward(*args, **kwargs)
-        if not monitor._begin_pass():
+        # no training waits for another thread that is watching: the pass is not measured then
+        if not monitor._begin_pass() or not WATCHING.acquire(blocking=False):
             output = self._forward(*args, **kwargs)
-        else:
-            with replaced(monitor.model, "forward", self._forward), monitor._sampling(monitor._at, {}):
+            monitor._end_pass(None)
+            return output
+        at = monitor._at
+        try:
+            with replaced(monitor.model, "forward", self._forward), monitor._sampling(at, {}):
                 output = monitor.model.forward(*args, **kwargs)
-        monitor._end_pass()
+        finally:
+            WATCHING.release()
+        monitor._end_pass(at)
         return output
 
     def __reduce__(self) -> tuple[Any, ...]:

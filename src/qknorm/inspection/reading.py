@@ -159,7 +159,7 @@ def _read_translations(
     for place, (text, source, target) in enumerate(zip(texts, sources, targets, strict=True)):
         short = _cut(target, f"the translation of sentence {place + 1}", notes)
         reference = None if references is None else references[place]
-        yield _read_translation(translator, text, source, short, None if force else tokenizer.decode(target), reference)
+        yield read_translation(translator, text, source, short, None if force else tokenizer.decode(target), reference)
 
 
 def _translate(
@@ -181,13 +181,13 @@ def _cut(ids: Sequence[int], what: str, notes: list[str], most: int = MOST_TOKEN
 
 
 @torch.no_grad()
-def _read_translation(
+def read_translation(
     translator: TextTranslator,
     text: str,
     source: Sequence[int],
     target: Sequence[int],
-    translation: str | None,
-    reference: str | None,
+    translation: str | None = None,
+    reference: str | None = None,
 ) -> Sentence:
     """Has the model read a sentence and a translation of it at once, and keeps what its attentions did."""
     model, tokenizer = translator.model, translator.tokenizer

@@ -27,7 +27,7 @@ MEASURES: dict[str, tuple[str, str]] = {
     "relative_entropy": ("relative entropy", "entropy over that of equal weights on the visible keys: 0 to 1"),
     "saturation": ("saturation", "share of queries that give more than 0.99 to one key"),
     "effective_keys": ("effective keys", "over how many keys the weight is spread: e to the entropy"),
-    "largest_logit": ("largest |logit|", "the largest logit without its sign; with QKNorm never above g"),
+    "largest_logit": ("largest |logit|", "the largest logit without its sign; with QKNorm (p = 2) never above g"),
     "logit_std": ("logit spread", "standard deviation of the logits"),
     "qk_frobenius": ("‖QKᵀ‖", "Frobenius norm of the products of queries and keys"),
     "qk_frobenius_scaled": ("‖QKᵀ‖/√d", "the same over the root of the head's size"),

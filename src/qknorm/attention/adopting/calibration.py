@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from qknorm.attention.norm import QKNorm, lp_normalize
 
+LOGITS_AT_ONCE = 1 << 22
+"""So many are held at a time, about: they are worked on in float64, and a long sentence has far more."""
+
 
 class Spread:
     """Gathers, head by head, how far logits lie from the mean of their row, with dot products and with cosines.
@@ -22,16 +25,19 @@ class Spread:
         self.cosine: Tensor | None = None
 
     def see(self, q_bhtd: Tensor, k_bhsd: Tensor, scaling: float, visible: Tensor | None) -> None:
-        """Adds one attention, a sentence at a time, so that no more than one square of logits is held."""
+        """Adds one attention, a sentence and some of its queries at a time."""
         q_bhtd, k_bhsd = q_bhtd.float(), k_bhsd.float().repeat_interleave(q_bhtd.shape[1] // k_bhsd.shape[1], dim=1)
         b, h, t, s = *q_bhtd.shape[:3], k_bhsd.shape[2]
         shown = torch.ones((), dtype=torch.bool, device=q_bhtd.device) if visible is None else visible
         shown = shown.expand(b, h, t, s)
-        for q, k, seen in zip(q_bhtd, k_bhsd, shown, strict=True):
-            dot = _sums_of_squares(q @ k.transpose(-2, -1) * scaling, seen)
-            cosine = _sums_of_squares(lp_normalize(q, self._p) @ lp_normalize(k, self._p).transpose(-2, -1), seen)
-            self.dot = dot if self.dot is None else self.dot + dot
-            self.cosine = cosine if self.cosine is None else self.cosine + cosine
+        rows = max(1, LOGITS_AT_ONCE // max(1, h * s))
+        for q_htd, k, seen_hts in zip(q_bhtd, k_bhsd, shown, strict=True):
+            unit_k = lp_normalize(k, self._p)
+            for q, seen in zip(q_htd.split(rows, dim=1), seen_hts.split(rows, dim=1), strict=True):
+                dot = _sums_of_squares(q @ k.transpose(-2, -1) * scaling, seen)
+                cosine = _sums_of_squares(lp_normalize(q, self._p) @ unit_k.transpose(-2, -1), seen)
+                self.dot = dot if self.dot is None else self.dot + dot
+                self.cosine = cosine if self.cosine is None else self.cosine + cosine
 
     def matching_scale(self, name: str, per_head: bool) -> Tensor:
         """The scale, or one for every head, that gives cosines the spread the dot products had."""

@@ -10,11 +10,12 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qknorm.attention.adopting.family import See, Shape, own_norm, visible_keys
@@ -222,10 +223,23 @@ def _own_config(model: nn.Module) -> Any:
     return config if type(model).__module__.startswith("transformers.") or hasattr(config, "to_json_string") else None
 
 
-def read_state(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder that `save_pretrained` wrote, in one file or in several."""
+def read_state(model: nn.Module, folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the wanted entries that are in a folder that `save_pretrained` wrote, in one file or in several."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise ValueError(f"there are no weights in {folder}: state= is a folder of save_pretrained, or a state dict")
     load = importlib.import_module("transformers.modeling_utils").load_state_dict
-    return {name: tensor for file in files for name, tensor in load(str(file)).items()}
+    own_names = {_name_in_files(model, name): name for name in wanted}
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= {own_names[name]: tensor for name, tensor in load(str(file)).items() if name in own_names}
+    return state
+
+
+def _name_in_files(model: nn.Module, name: str) -> str:
+    """What `save_pretrained` calls an entry: where a model's modules have new names, as ViT's, files keep the old."""
+    if not hasattr(model, "save_pretrained"):
+        return name
+    loading = importlib.import_module("transformers.core_model_loading")
+    (saved_as,) = loading.revert_weight_conversion(model, {name: torch.empty(())})
+    return str(saved_as)

@@ -19,8 +19,9 @@ def tolerate_any_torchvision() -> None:
     except ImportError:
         pass
     except RuntimeError:
-        operators = torch.library.Library("torchvision", "FRAGMENT")
+        operators = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for operator in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, operator):
-                operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                signature = f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                operators.define(signature)  # type: ignore[no-untyped-call]
         _declared.append(operators)

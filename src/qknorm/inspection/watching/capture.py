@@ -1,5 +1,6 @@
 """A model under watch, for a time."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.tape import Tape, module_names, replaced, wrapping
 
 _SOURCES = (product, ours, torch_native, timm_vit, hugging_face)
+WATCHING = threading.RLock()
+"""Held while anything is watched: functions that all models share are replaced then, and put back in reverse order."""
 
 
 class Calls(list[Call]):
@@ -52,7 +55,7 @@ def watch(
     if compiled:  # replacing anything would have it compiled again
         yield tape
         return
-    with ExitStack() as stack:
+    with WATCHING, ExitStack() as stack:
         for source in _SOURCES:
             stack.enter_context(source.watch(model, tape))
         for module in model.modules():

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,14 @@ class Frame:
         return len(self.inputs) == 1
 
 
+class _Running(threading.local):
+    """Of each thread on its own: what another one runs meanwhile is no part of this model, or another pass of it."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.claims = 0
+
+
 class Tape:
     """Collects what sources tell of one model. Whatever fails is noted as unseen: watching never stops a model."""
 
@@ -45,8 +54,11 @@ class Tape:
         self.names = module_names(model)
         self.unseen: dict[str, str] = {}
         self._on_call, self._sentences = on_call, sentences
-        self._frames: list[Frame] = []
-        self._claims = 0
+        self._running = _Running()
+
+    @property
+    def _frames(self) -> list[Frame]:
+        return self._running.frames
 
     @property
     def top(self) -> Frame | None:
@@ -60,16 +72,16 @@ class Tape:
     @property
     def is_claimed(self) -> bool:
         """Whether some source speaks for what runs now, so that others are to be silent."""
-        return self._claims > 0
+        return self._running.claims > 0
 
     @contextmanager
     def claim(self) -> Iterator[None]:
         """Within it, `is_claimed`."""
-        self._claims += 1
+        self._running.claims += 1
         try:
             yield
         finally:
-            self._claims -= 1
+            self._running.claims -= 1
 
     def tell(self, name: str, make: Callable[[], Call | None]) -> None:
         """Hands on the attention that `make` describes, of as many sentences as are wanted."""
@@ -102,7 +114,7 @@ class Tape:
             yield frame
         finally:
             self._frames.pop()
-        if not frame.calls and not frame.missed and looks_like_attention(module) and not self._claims:
+        if not frame.calls and not frame.missed and looks_like_attention(module) and not self.is_claimed:
             self.unseen.setdefault(frame.name, why_unseen(module))
             frame.missed = True
         if frame.missed and self._frames:

@@ -93,6 +93,9 @@ function capital(words) {
 
 const blanks = { " ": "␣", "\n": "⏎", "\t": "⇥", "": "∅" };
 
+/** A token so that it can be seen: white space by a sign, what is as invisible by its number in Unicode. */
 function tokenText(token) {
-  return token.trim() ? token : [...(token || "")].map((letter) => blanks[letter] ?? letter).join("") || blanks[""];
+  if (/[^\s\p{Cc}\p{Cf}]/u.test(token)) return token;
+  const number = (letter) => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+  return [...token].map((letter) => blanks[letter] ?? number(letter)).join("") || blanks[""];
 }

@@ -1,6 +1,11 @@
 // A map of the heads of each group: near each other where they attend alike.
 
-const MAP = { width: 300, height: 230, edge: 24, dot: 10 };
+const MAP = { width: 300, height: 230, edge: 24, dot: 10, filled: 0.4, readable: 7 };
+
+/** The radius at which so many dots, side by side, fill no more than a part of the picture. */
+function dotSize(count) {
+  return Math.min(MAP.dot, Math.sqrt((MAP.filled * MAP.width * MAP.height) / count) / 2);
+}
 
 function showMaps() {
   const rows = modelsInView().map((model) => {
@@ -14,10 +19,11 @@ function mapOf(model, group) {
   const heads = group.attentions.flatMap((attention, at) =>
     models[model].roles[attention].map((role, head) => ({ attention, head, role, label: `${group.layers[at]}.${head + 1}` })),
   );
-  const places = moveApart(group.map.map(fitPoints(group.map)));
+  const size = dotSize(heads.length);
+  const places = moveApart(group.map.map(fitPoints(group.map)), size);
   // the chosen head is drawn last, over its neighbours
   const order = heads.map((_, at) => at).sort((one, other) => isChosen(heads[one]) - isChosen(heads[other]));
-  const dots = order.map((at) => dot(heads[at], ...places[at]));
+  const dots = order.map((at) => dot(heads[at], size, ...places[at]));
   const summary = `Map of the ${heads.length} heads of ${group.name}`;
   const svg = makeSvg("svg", { viewBox: `0 0 ${MAP.width} ${MAP.height}`, role: "img", "aria-label": summary }, ...dots);
   const badge = models.length > 1 ? [make("b", { className: "badge" }, letters[model])] : [];
@@ -40,9 +46,9 @@ function fitPoints(points) {
 }
 
 /** Moves dots that would hide each other apart, just as far as they need. */
-function moveApart(places) {
+function moveApart(places, size) {
   const moved = places.map((place) => [...place]);
-  const room = 2 * MAP.dot + 1;
+  const room = 2 * size + 1;
   for (let round = 0; round < 60; round++) {
     for (let one = 0; one < moved.length; one++) {
       for (let other = one + 1; other < moved.length; other++) {
@@ -65,13 +71,13 @@ function inside(x, y) {
   return [clamp(x, MAP.width), clamp(y, MAP.height)];
 }
 
-function dot(head, x, y) {
+function dot(head, size, x, y) {
   const chosen = isChosen(head);
   const text = makeSvg("text", { "text-anchor": "middle", "dominant-baseline": "central" });
-  text.textContent = head.label;
+  text.textContent = size < MAP.readable ? "" : head.label; // the title has it in any case
   const title = makeSvg("title");
   title.textContent = `head ${head.label}: ${head.role}`;
-  const circle = makeSvg("circle", { r: MAP.dot, class: `role-${head.role}` });
+  const circle = makeSvg("circle", { r: size.toFixed(1), class: `role-${head.role}` });
   const choose = () => chooseHead(head.attention, head.head);
   return makeSvg(
     "g",
