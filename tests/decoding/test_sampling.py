@@ -24,8 +24,9 @@ def test_temperature_divides(logits, temperature):
 
 
 def test_a_tiny_temperature_is_the_largest_and_no_nan():
-    divided = divide_by_temperature(torch.tensor([1.0, 3.0, -torch.inf, 2.0]), 1e-38)
-    assert torch.softmax(divided, dim=-1).tolist() == [0, 1, 0, 0]
+    for temperature in (1e-38, 1e-46, 5e-324):  # the last two are 0 in float32
+        divided = divide_by_temperature(torch.tensor([1.0, 3.0, -torch.inf, 2.0]), temperature)
+        assert torch.softmax(divided, dim=-1).tolist() == [0, 1, 0, 0]
     with pytest.raises(ValueError, match="above 0"):
         divide_by_temperature(torch.zeros(2), 0.0)
 
@@ -76,7 +77,7 @@ def test_draws_follow_their_chances():
     assert shares.tolist() == pytest.approx([0.5, 0.3, 0.2], abs=4 * math.sqrt(0.25 / 20_000))
 
 
-@pytest.mark.parametrize("logits", [[math.nan, 1.0], [-math.inf, -math.inf]])
+@pytest.mark.parametrize("logits", [[math.nan, 1.0], [-math.inf, -math.inf], [math.inf, 0.0]])
 def test_what_is_no_number_is_refused(logits):
     for temperature in (0, 1):
         with pytest.raises(FloatingPointError, match="no numbers"):

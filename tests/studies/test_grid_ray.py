@@ -15,6 +15,8 @@ from qknorm.studies.grid.on_ray import run_on_ray
 
 RESOURCES = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000}
 PATIENCE = 60
+NOTICES_SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1_000, "health_check_failure_threshold": 10}
+"""Else the head takes half a minute to believe that a killed worker is dead."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,9 @@ def cluster(monkeypatch):
     monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
     started = None
     try:
-        started = utils.Cluster(initialize_head=True, head_node_args={**RESOURCES, "num_cpus": 0})
+        started = utils.Cluster(
+            initialize_head=True, head_node_args={**RESOURCES, "num_cpus": 0, "_system_config": NOTICES_SOON}
+        )
         workers = [started.add_node(**RESOURCES) for _ in range(2)]
         ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
@@ -46,7 +50,7 @@ def plan(data, root, count):
     return [Job.plan(f"job {seed}", data, tiny(**{"training.seed": seed}), root) for seed in range(count)]
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "LOOK_SECONDS", 0.1)
     (victim, *others), shared = plan(data, tmp_path / "runs", 2), tmp_path

@@ -76,6 +76,7 @@ def test_a_report_without_training(here, tmp_path, capsys):
         (["--max-minutes", "0"], "--max-minutes takes a number above 0"),
         (["--max-minutes", "5", "--ray", "auto"], "leave it out with --ray"),
         (["--quick", "--data", "x"], "--quick has data of its own"),
+        (["--quick", "--data=x"], "--quick has data of its own"),
         (["--data", "nowhere"], "nothing can be run: nowhere holds no prepared data"),
         (["--pair", "xx-yy"], "no data set is known"),
     ],

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from paper_cases import finish, prepare_copy
@@ -8,6 +10,7 @@ from qknorm.studies.grid.scores import MOSES, PLAIN, TOKENISED, TREEBANK
 from qknorm.studies.paper.comparing import SAMPLES, SEED, Compared, Comparer, combine_seeds, measure_name
 from qknorm.studies.paper.experiments import BEYOND, TABLES
 from qknorm.studies.paper.plan import make_plan
+from qknorm.studies.published import AVERAGE_GAIN
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +71,15 @@ def test_what_is_not_finished_or_diverged_is_told(data, tmp_path):
         Result("diverged", "no number", 5.0, 3, 0, None).write(each.job.folder)
     first, second = Comparer().compare(everything)
     assert (len(first.scores), first.planned) == (1, 2)
-    assert (second.scores, second.diverged, second.difference, second.outcome) == ((), 2, None, "")
+    assert (second.scores, second.diverged, second.difference, second.outcome) == ((), 2, None, "diverged")
     assert second.published == 24.53 and second.claimed == pytest.approx(24.53 - 33.24)
+
+
+def test_on_a_pair_of_its_own_the_papers_difference_is_its_average(data, tmp_path):
+    everything = planned(data, tmp_path, TABLES["2"])
+    elsewhere = [replace(each, pair="de-en") for each in everything]
+    line = Comparer().compare(elsewhere)[1]
+    assert line.published is None and line.claimed == pytest.approx(AVERAGE_GAIN)
 
 
 def test_pairs_under_one_change_are_compared_with_each_other(data, tmp_path):

@@ -77,6 +77,20 @@ def test_beyond_the_paper_the_difference_itself_is_told(folder, tmp_path):
     assert any(line.startswith("gl→en, QKNorm and LayerNorm: better (+") for line in written.summary)
 
 
+def test_what_diverged_is_not_told_as_not_run(folder, tmp_path):
+    experiments = [TABLES["6"].choose(["without-g"]), BEYOND["norms"].choose(["rms"])]
+    plan = make_plan(experiments, tmp_path, folder, pair="gl-en")
+    for each in plan.planned:
+        each.job.write()
+        if each.system.name == "qknorm":
+            finish(each.job, each.data, wrong=2)
+        else:
+            Result("diverged", "no number", 5.0, 3, 0, None).write(each.job.folder)
+    summary = write_report(plan, tmp_path, "command").summary
+    assert "Table 6, 1 comparison of the paper: diverged 1." in summary
+    assert "gl→en, RMSNorm on queries and keys: diverged." in summary
+
+
 def test_a_report_of_nothing_is_a_report(folder, tmp_path):
     plan = make_plan([TABLES["5"]], tmp_path, folder, pair="gl-en")
     written = write_report(plan, tmp_path, "command")

@@ -46,7 +46,16 @@ def test_the_vocabulary_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"kind": "bpe"}', '{"kind": "characters"}', '{"kind": "characters", "characters": "ba"}', "\xff"],
+    [
+        "",
+        "{",
+        "[]",
+        '{"kind": "bpe"}',
+        '{"kind": "characters"}',
+        '{"kind": "characters", "characters": "ba"}',
+        "\xff",
+        '{"kind": "characters", "characters": ["a", "b"]}',
+    ],
 )
 def test_a_damaged_vocabulary_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(content, encoding="latin-1")
@@ -73,9 +82,11 @@ def test_what_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"\xef\xbb\xbf")
     with pytest.raises(InputError, match="is empty"):
         CharacterText.load(tmp_path / "empty.txt")
-    (tmp_path / "half.gz").write_bytes(gzip.compress(b"text" * 99)[:-9])
-    with pytest.raises(InputError, match="cannot be read to its end"):
-        CharacterText.load(tmp_path / "half.gz")
+    packed = gzip.compress(bytes(range(97, 123)) * 9)
+    for damaged in (packed[:-9], packed[:12] + b"\xff" * 9 + packed[21:], b"no gzip"):
+        (tmp_path / "damaged.gz").write_bytes(damaged)
+        with pytest.raises(InputError, match="cannot be read to its end"):
+            CharacterText.load(tmp_path / "damaged.gz")
     with pytest.raises(InputError, match="does not exist"):
         CharacterText.load(tmp_path / "absent.txt")
 

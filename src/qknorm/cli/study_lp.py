@@ -36,6 +36,7 @@ from qknorm.studies.lp.design import (
     quick_study,
     resolve_precision,
 )
+from qknorm.studies.lp.folds import make_folds
 from qknorm.studies.lp.records import About, StudyFolder, read_about
 from qknorm.studies.lp.report import CURVES, Report, write_report
 from qknorm.studies.lp.training import Execution
@@ -136,6 +137,7 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
         parse_arms(arguments.arms), parse_exponents(arguments.p), parse_folds(arguments.folds, study.fold_count)
     )
     text = find_text(arguments.text, study.characters)
+    make_folds(len(text.ids), study.fold_count, study.model.context)  # a text too short must leave no folder behind
     folder = StudyFolder.create_or_open(arguments.out, study, text)
     missing = folder.missing(runs)
     cuda = device.type == "cuda"

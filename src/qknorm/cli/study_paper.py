@@ -141,7 +141,7 @@ def _parse(words: list[str]) -> Arguments:
         raise InputError("--max-minutes takes a number above 0, and a grid of this machine; leave it out with --ray")
     if parsed.quick:
         named = Arguments(**{**parsed.__dict__, "data": parsed.out / "data"})
-        if "--data" in words or parsed.pair != QUICK_PAIR:
+        if parsed.data != defaults.data or parsed.pair != QUICK_PAIR:
             raise InputError("--quick has data of its own; leave out --data and --pair")
         _prepare_demo(named.data)
         return named

@@ -9,7 +9,8 @@ def divide_by_temperature(logits: Tensor, temperature: float) -> Tensor:
     if not temperature > 0:
         raise ValueError(f"a temperature to divide by is above 0, got {temperature}")
     # counted from the largest, a small temperature makes −∞ of the others, and never NaN of two infinities
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    # and one that the logits' type rounds to 0 would make NaN of the largest
+    return (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -46,7 +47,7 @@ def choose(
 
     The draw happens on the CPU, so that a seed means the same everywhere.
     """
-    if logits.isnan().any() or not (logits.amax(dim=-1) > -torch.inf).all():
+    if not logits.amax(dim=-1).isfinite().all():  # of a NaN among them, too
         raise FloatingPointError("the logits are no numbers, so that no token can be chosen")
     if temperature == 0:
         return logits.argmax(dim=-1)

@@ -1,6 +1,7 @@
 """A text as a sequence of characters: which there are, and which id each of them has."""
 
 import json
+import zlib
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -62,6 +63,8 @@ class Characters:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["kind"] != KIND:
                 raise ValueError(content["kind"])
+            if not isinstance(content["characters"], str):
+                raise TypeError(type(content["characters"]))
             return cls(content["characters"])
         except FileNotFoundError:
             raise InputError(f"{path} is missing; restore it from a copy, or train again") from None
@@ -81,24 +84,8 @@ class CharacterText:
 
     @classmethod
     def load(cls, path: str | Path) -> "CharacterText":
-        """Reads UTF-8, also packed by gzip; line ends of Windows count as one character, a byte-order mark as none."""
-        path = Path(path)
-        with open_bytes(path) as file:
-            try:
-                raw = file.read()
-            except (OSError, EOFError) as error:
-                raise InputError(f"{path} cannot be read to its end ({error}); fetch or pack it again") from None
-        try:
-            text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
-            raise InputError(
-                f"{path}, line {line}: not UTF-8 at byte {error.start} of the file (0x{raw[error.start]:02x}); convert "
-                f"it, for example with iconv -t UTF-8"
-            ) from None
-        if not text:
-            raise InputError(f"{path} is empty; name a file with text")
-        return cls(path, text)
+        """The text of a file, as `read_text` reads it."""
+        return cls(Path(path), read_text(Path(path)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -107,6 +94,26 @@ class CharacterText:
         """The ids to train on, and this share of them, at the end, to evaluate on."""
         edge = len(self.ids) - round(len(self.ids) * held_out)
         return self.ids[:edge], self.ids[edge:]
+
+
+def read_text(path: Path) -> str:
+    """Reads UTF-8, also packed by gzip; line ends of Windows count as one character, a byte-order mark as none."""
+    with open_bytes(path) as file:
+        try:
+            raw = file.read()
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{path} cannot be read to its end ({error}); fetch or pack it again") from None
+    try:
+        text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {line}: not UTF-8 at byte {error.start} of the file (0x{raw[error.start]:02x}); convert "
+            f"it, for example with iconv -t UTF-8"
+        ) from None
+    if not text:
+        raise InputError(f"{path} is empty; name a file with text")
+    return text
 
 
 def _codes(text: str) -> NDArray[np.uint32]:

@@ -47,7 +47,7 @@ def answers(results: Results) -> list[str]:
         ({3.0: 0.05}, {3.0: 0.05}, 0.0, ["in part", "in part", "not told apart", "not the start alone"]),
         ({3.0: 0.05, 4.0: -0.05}, {}, 0.0, ["mixed", "not shown", "not told apart", "the start"]),
         ({}, {}, 0.0, ["not shown", "not shown", "not told apart", "neither"]),
-        ({3.0: -0.1}, {4.0: 0.05}, 0.0, ["no", "in part", "not told apart", "p, but only when matched"]),
+        ({3.0: -0.1}, {4.0: 0.05}, 0.0, ["no", "in part", "not told apart", "a gain only when matched"]),
         ({3.0: 0.05, 4.0: 0.08}, None, 0.0, ["yes", "open", "not told apart", "open"]),
     ],
 )
@@ -77,8 +77,48 @@ def test_a_run_that_diverged_is_counted_and_spoils_its_test() -> None:
     line = summarise(results)[-1]
     assert (line.p, line.diverged) == (4.0, 1)
     assert line.final[0] == math.inf and math.isfinite(line.best[0])
-    assert compare_with_baseline(results, "same-scale")[-1].outcome == "untested"
+    assert compare_with_baseline(results, "same-scale")[-1].outcome == "diverged"
     assert "(1 diverged)" in make_tables(results)[0].markdown()
+
+
+def test_a_p_that_diverged_is_not_passed_over() -> None:
+    """Else the gain of the others would be told as that of every p."""
+    records = made_up_arm("same-scale", EXPONENTS, 5, losses({3.0: 0.05, 4.0: 0.08}))  # type: ignore[arg-type]
+    records += made_up_arm("matched", (3.0, 4.0), 5, losses({3.0: 0.05, 4.0: 0.08}))  # type: ignore[arg-type]
+    assert answers(Results(records))[3] == "p"
+    records.append(made_up("matched", 4.0, 2, math.nan))
+    verdicts = judge(Results(records))
+    assert [verdict.answer for verdict in verdicts] == ["yes", "mixed", "open", "not the start alone"]
+    assert "since a run diverged, at p = 4." in verdicts[1].because and "nan" not in verdicts[1].because
+    records += [made_up("same-scale", 2.0, 1, math.nan), *made_up_arm("dot-product", (None,), 3, lambda *_: 1.0)]
+    assert answers(Results(records)) == ["not shown", "not shown", "open", "open"]
+
+
+def test_nobody_comes_down_to_a_loss_that_is_no_number() -> None:
+    records = [made_up("same-scale", p, fold, 2.0) for p in (2.0, 3.0) for fold in range(3)]
+    records += [made_up("same-scale", 2.0, 1, math.nan), made_up("same-scale", 3.0, 2, 2.5)]
+    three = summarise(Results(records))[-1]
+    assert (three.iterations_to_baseline, three.reached_baseline, three.with_baseline) == (80, 1, 2)
+    assert "80 (1 of 2 folds)" in make_tables(Results(records))[0].markdown()
+    worse = [made_up("same-scale", 2.0, 0, 2.0), made_up("same-scale", 3.0, 0, 2.5)]
+    assert "never (0 of 1 folds)" in make_tables(Results(worse))[0].markdown()
+
+
+def test_a_gain_that_one_arm_shows_and_the_other_does_not_is_no_difference_between_them() -> None:
+    """Significant here and not there: the start is to blame only where the arms themselves are told apart."""
+    same, matched = (-0.05, -0.04, -0.06, -0.05, -0.05), (-0.12, 0.01, -0.08, 0.02, -0.05)
+    records = made_up_arm("same-scale", (2.0,), 5, lambda _, fold: 2.0 + fold / 10)
+    records += made_up_arm("same-scale", (3.0,), 5, lambda _, fold: 2.0 + fold / 10 + same[fold])
+    records += made_up_arm("matched", (3.0,), 5, lambda _, fold: 2.0 + fold / 10 + matched[fold])
+    verdicts = judge(Results(records))
+    assert [verdict.answer for verdict in verdicts] == ["yes", "not shown", "open", "not shown"]
+    assert "more folds are needed" in verdicts[3].because
+
+
+def test_arms_that_share_no_p_are_not_weighed_against_each_other() -> None:
+    records = made_up_arm("same-scale", (2.0, 3.0), 5, losses({3.0: 0.05}))  # type: ignore[arg-type]
+    records += made_up_arm("matched", (4.0,), 5, losses({}))  # type: ignore[arg-type]
+    assert answers(Results(records)) == ["yes", "not shown", "open", "open"]
 
 
 def test_summaries_hold_what_the_curves_hold() -> None:
@@ -94,7 +134,7 @@ def test_summaries_hold_what_the_curves_hold() -> None:
 
 def test_arms_are_compared_at_each_p() -> None:
     compared = compare_arms(study({3.0: 0.08, 4.0: 0.08}, {3.0: 0.01, 4.0: 0.2}))
-    assert [(each.p, each.outcome) for each in compared] == [(1.0, "untested"), (3.0, "worse"), (4.0, "better")]
+    assert [(each.p, each.outcome) for each in compared] == [(1.0, "undecided"), (3.0, "worse"), (4.0, "better")]
 
 
 def test_p_2_stands_in_both_arms() -> None:

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from lp_cases import WORDS
+from lp_cases import WORDS, made_up
 
 from qknorm.cli.study import run
+from qknorm.cli.study_lp import _parse
 from qknorm.errors import InputError
+from qknorm.studies.lp.analysis import Results
 from qknorm.studies.lp.corpus import find_text, make_text
 from qknorm.studies.lp.design import LpStudy, quick_study
+from qknorm.studies.lp.records import StudyFolder
+from qknorm.studies.lp.report import command_of
 
 SMALL = [
     *("--model.width", "16", "--model.feed-forward", "32", "--model.layers", "1", "--model.heads", "2"),
@@ -75,17 +79,28 @@ def test_time_that_is_up_is_told_with_the_command_to_go_on(
         (["--fold-count", "1"], "fold_count"),
         (["--model.attention.p", "3"], "--arms and --p instead"),
         (["--model.context", "200"], "no window of 200 is left"),
+        (["--p", "2,2.0000001"], "more than six digits"),
     ],
 )
 def test_bad_words_are_one_sentence(text: Path, tmp_path: Path, words: list[str], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         study(text, tmp_path / "a", *words)
+    assert not (tmp_path / "a").exists()  # else the next study there would be refused for this one's settings
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(text: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no GPU"):
         study(text, tmp_path / "a", "--device", "cuda")
+
+
+def test_the_command_on_the_page_can_be_typed(tmp_path: Path) -> None:
+    words = [*SMALL, "--model.no-tie", "--betas", "0.8", "0.9", "--precision", "float32", "--characters", "400"]
+    settings = _parse(words).settings
+    folder = StudyFolder.create_or_open(tmp_path, settings, make_text("x", WORDS * 6))
+    printed = command_of(folder, Results([made_up("same-scale", 2.0, 0, 1.5)]))
+    assert printed[:3] == ["qknorm", "study", "lp"] and "--model.no-tie" in printed
+    assert _parse(printed[3:]).settings == settings
 
 
 def test_reports_and_merges_of_nothing(tmp_path: Path) -> None:
@@ -147,7 +162,7 @@ def test_ids_are_codes_of_sorted_characters_in_the_smallest_type() -> None:
 
 
 def test_texts_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.txt cannot be read"):
+    with pytest.raises(InputError, match=r"nowhere\.txt"):
         find_text(tmp_path / "nowhere.txt")
     (tmp_path / "latin.txt").write_bytes("ñandú".encode("latin-1"))
     with pytest.raises(InputError, match="not UTF-8"):

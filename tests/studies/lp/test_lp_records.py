@@ -44,6 +44,13 @@ def run_all(path: Path, runs: list[Run], study: LpStudy | None = None, plan: Pla
     return folder
 
 
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    folder = StudyFolder.create_or_open(tmp_path, tiny_study(), TEXT)
+    (tmp_path / "runs").write_text("no folder")
+    with pytest.raises(InputError, match=r"cannot write .*dot-product-fold0\.json"):
+        run_missing(folder, RUNS[:1], TEXT, Execution(), Plan(), quiet)
+
+
 def test_an_interrupted_study_goes_on_and_ends_as_if_never_stopped(tmp_path: Path) -> None:
     whole = run_all(tmp_path / "whole", RUNS, plan=Plan(stack_size=2))
     broken = StudyFolder.create_or_open(tmp_path / "broken", tiny_study(), TEXT)

@@ -11,6 +11,8 @@ from qknorm.studies.statistics import PairedTest, compare_pairs, holm, mean_and_
 
 Measure = Literal["final", "best"]
 SIGNIFICANT = 0.05
+LP_ARMS: tuple[Arm, Arm] = ("same-scale", "matched")
+"""The arms that have a p."""
 FEWEST_FOLDS = 3
 """With fewer pairs no verdict is given."""
 
@@ -27,6 +29,8 @@ class Summary:
     iterations_to_baseline: float
     """Mean over the folds that came down to p = 2's final loss of the first evaluated iteration that did."""
     reached_baseline: int
+    with_baseline: int
+    """Folds on which p = 2 has a final loss to come down to."""
     milliseconds: tuple[float, float]
     diverged: int
 
@@ -43,10 +47,15 @@ class Compared:
 
     @property
     def outcome(self) -> str:
-        """better or worse where the adjusted t-test says so; else undecided; untested with too few folds."""
-        if self.tested.pairs < FEWEST_FOLDS or math.isnan(self.adjusted_t):
+        """better or worse where the adjusted t-test says so, else undecided; diverged where a run of either did.
+
+        With too few folds it is untested.
+        """
+        if self.tested.pairs < FEWEST_FOLDS:
             return "untested"
-        if self.adjusted_t >= SIGNIFICANT:
+        if math.isnan(self.tested.difference):
+            return "diverged"
+        if math.isnan(self.adjusted_t) or self.adjusted_t >= SIGNIFICANT:  # no number where all pairs are equal
             return "undecided"
         return "better" if self.tested.difference < 0 else "worse"
 
@@ -90,12 +99,9 @@ def summarise(results: Results) -> list[Summary]:
 
 def _summarise(results: Results, arm: Arm, p: float | None) -> Summary:
     records = results.by_fold(arm, p)
-    baseline = results.by_fold("same-scale", 2.0)
-    reached = [
-        at
-        for fold, record in records.items()
-        if fold in baseline and (at := record.first_at_or_below(baseline[fold].final)) is not None
-    ]
+    goals = {fold: each.final for fold, each in results.by_fold("same-scale", 2.0).items() if math.isfinite(each.final)}
+    first = [record.first_at_or_below(goals[fold]) for fold, record in records.items() if fold in goals]
+    reached = [at for at in first if at is not None]
     return Summary(
         arm,
         p,
@@ -104,6 +110,7 @@ def _summarise(results: Results, arm: Arm, p: float | None) -> Summary:
         mean_and_deviation([record.best for record in records.values()]),
         mean_and_deviation(reached)[0],
         len(reached),
+        len(first),
         mean_and_deviation([record.ms_per_iteration for record in records.values()]),
         sum(math.isinf(record.final) for record in records.values()),
     )
@@ -153,36 +160,46 @@ class Verdict:
 
 def judge(results: Results) -> list[Verdict]:
     """The questions of the study, answered by sign and significance of the paired differences in final loss."""
-    verdicts = [
-        _judge_above_two("Does p > 2 beat p = 2 from the same start of the scale, as the paper says?", results, arm)
-        if arm == "same-scale"
-        else _judge_above_two("Does p > 2 still beat p = 2 when the temperature starts matched?", results, arm)
-        for arm in ("same-scale", "matched")
+    return [
+        _judge_above_two(
+            "Does p > 2 beat p = 2 from the same start of the scale, as the paper says?", results, LP_ARMS[0]
+        ),
+        _judge_above_two("Does p > 2 still beat p = 2 when the temperature starts matched?", results, LP_ARMS[1]),
+        _judge_control(results),
+        _judge_confound(results),
     ]
-    return [*verdicts, _judge_control(results), _judge_confound(verdicts[0], verdicts[1])]
+
+
+def _above_two(results: Results, arm: Arm) -> list[Compared]:
+    """Every p > 2 of an arm that has folds enough against p = 2."""
+    compared = compare_with_baseline(results, arm)
+    return [each for each in compared if each.p is not None and each.p > 2 and each.outcome != "untested"]
 
 
 def _judge_above_two(question: str, results: Results, arm: Arm) -> Verdict:
-    compared = [each for each in compare_with_baseline(results, arm) if each.p is not None and each.p > 2]
-    decided = [each for each in compared if each.outcome != "untested"]
+    decided = _above_two(results, arm)
     if not decided:
         return Verdict(question, "open", f"there are not yet {FEWEST_FOLDS} folds of p > 2 and of p = 2 in this arm.")
-    better, worse, undecided = (
-        [each for each in decided if each.outcome == outcome] for outcome in ("better", "worse", "undecided")
-    )
-    parts = [
-        f"{name} at p = {_list(group)}"
-        for name, group in (("better", better), ("worse", worse), ("not told apart", undecided))
-        if group
-    ]
+    groups = {
+        said: [each for each in decided if each.outcome == outcome]
+        for said, outcome in (
+            ("better", "better"),
+            ("worse", "worse"),
+            ("not told apart", "undecided"),
+            ("without a number, since a run diverged,", "diverged"),
+        )
+    }
+    better, worse, _, diverged = groups.values()
     if len(better) == len(decided):
         answer = "yes"
     elif better:
-        answer = "in part" if not worse else "mixed"
+        answer = "mixed" if worse or diverged else "in part"
     else:
         answer = "no" if worse else "not shown"
-    folds = min(each.tested.pairs for each in decided)
-    return Verdict(question, answer, f"over {folds} folds the final validation loss is {', '.join(parts)}.")
+    parts = ", ".join(f"{said} at p = {_list(group)}" for said, group in groups.items() if group)
+    counts = sorted({each.tested.pairs for each in decided})
+    folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return Verdict(question, answer, f"over {folds} folds the final validation loss is {parts}.")
 
 
 def _judge_control(results: Results) -> Verdict:
@@ -190,28 +207,65 @@ def _judge_control(results: Results) -> Verdict:
     compared = compare_with_baseline(results, "dot-product")
     if not compared or compared[0].outcome == "untested":
         return Verdict(question, "open", f"there are not yet {FEWEST_FOLDS} folds of both.")
+    if compared[0].outcome == "diverged":
+        return Verdict(question, "open", "a run of one of them diverged, so that there is no difference to test.")
     test = compared[0].tested
     facts = f"{test.difference:+.4f} nats on the mean of {test.pairs} folds, p = {test.t_p:.3g} by the paired t-test."
     answers = {"better": "better", "worse": "worse", "undecided": "not told apart"}
     return Verdict(question, answers[compared[0].outcome], facts)
 
 
-def _judge_confound(same_scale: Verdict, matched: Verdict) -> Verdict:
-    """What the first two answers say together."""
+def _judge_confound(results: Results) -> Verdict:
+    """What both arms say together, at each p that both have.
+
+    That a gain is significant in one arm and not in the other does not yet say that the arms differ: for that they are
+    compared with each other.
+    """
     question = "So is it p, or only a sharper start?"
-    gains = {"yes", "in part", "mixed"}
-    if "open" in (same_scale.answer, matched.answer):
-        return Verdict(question, "open", "both arms must be run first.")
-    if same_scale.answer not in gains and matched.answer not in gains:
-        return Verdict(question, "neither", "no p > 2 beats p = 2 in either arm, so that there is no gain to explain.")
-    if same_scale.answer not in gains:
-        return Verdict(question, "p, but only when matched", "a gain shows only once the temperature is matched.")
-    if matched.answer not in gains:
-        return Verdict(question, "the start", "no p > 2 beats p = 2 any more once the temperature starts matched.")
-    if same_scale.answer == matched.answer == "yes":
-        return Verdict(question, "p", "every p > 2 keeps a gain over p = 2 with a matched start.")
-    return Verdict(question, "not the start alone", "some p > 2 keep a gain over p = 2 with a matched start.")
+    same, matched = ({each.p: each.outcome for each in _above_two(results, arm)} for arm in LP_ARMS)
+    both = [p for p in same if p in matched]
+    if not both:
+        return Verdict(question, "open", "both arms must be run first, at the same p > 2.")
+    if all("diverged" in (same[p], matched[p]) for p in both):
+        return Verdict(question, "open", "at every p > 2 that both arms have, a run diverged.")
+    gained = [p for p in both if same[p] == "better"]
+    kept = [p for p in gained if matched[p] == "better"]
+    if len(kept) == len(both):
+        return Verdict(
+            question, "p", f"with a matched start, too, there is a gain at p = {_several(kept)}: all tested."
+        )
+    if kept:
+        return Verdict(question, "not the start alone", f"with a matched start a gain stays at p = {_several(kept)}.")
+    if gained:
+        return _judge_lost(question, results, gained)
+    only_matched = [p for p in both if matched[p] == "better"]
+    if only_matched:
+        because = f"at p = {_several(only_matched)} there is one with a matched start, and none with the same start."
+        return Verdict(question, "a gain only when matched", because)
+    return Verdict(
+        question, "neither", "no p > 2 is shown to beat p = 2 in either arm, so that there is no gain to explain."
+    )
+
+
+def _judge_lost(question: str, results: Results, gained: Sequence[float | None]) -> Verdict:
+    """Of gains from the same start that a matched one does not show."""
+    lost = [each.p for each in compare_arms(results) if each.p in gained and each.outcome == "worse"]
+    if lost:
+        because = (
+            f"at p = {_several(lost)} a matched start shows no gain over p = 2 and ends worse than the same start."
+        )
+        return Verdict(question, "the start", because)
+    because = (
+        f"at p = {_several(gained)} the same start shows a gain and a matched one does not, but these two are not told "
+        f"apart: more folds are needed."
+    )
+    return Verdict(question, "not shown", because)
+
+
+def _several(exponents: Sequence[float | None]) -> str:
+    return ", ".join(f"{p:g}" for p in exponents)
 
 
 def _list(group: Sequence[Compared]) -> str:
-    return ", ".join(f"{each.p:g} ({each.tested.difference:+.4f})" for each in group)
+    differences = ["" if math.isnan(each.tested.difference) else f" ({each.tested.difference:+.4f})" for each in group]
+    return ", ".join(f"{each.p:g}{told}" for each, told in zip(group, differences, strict=True))

@@ -4,10 +4,12 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qknorm.errors import InputError
+from qknorm.text.characters import Characters, read_text
 from qknorm.text.corpora import local_folder, text_file
 from qknorm.text.demo_corpus import generate
 
@@ -30,9 +32,9 @@ class Text:
 def find_text(file: Path | None = None, characters: int | None = None) -> Text:
     """The file; else the corpus, under QKNORM_DATA or downloaded before; else about 200 kB from our own grammar."""
     if file is not None:
-        return make_text(file.name, _read(file), characters)
+        return make_text(file.name, read_text(file), characters)
     if local_folder(CORPUS) is not None:
-        return make_text(CORPUS, _read(text_file(CORPUS)), characters)
+        return make_text(CORPUS, read_text(text_file(CORPUS)), characters)
     english = [pair[1] for pair in generate(OWN_SENTENCES, OWN_SEED)]
     return make_text(OWN_TEXT, "\n".join(english) + "\n", characters)
 
@@ -42,17 +44,8 @@ def make_text(name: str, content: str, characters: int | None = None) -> Text:
     content = content[:characters]
     if not content:
         raise InputError(f"{name} is empty; give a text of at least some thousand characters")
-    types = sorted(set(content))
-    codes = {character: code for code, character in enumerate(types)}
-    dtype = torch.uint8 if len(types) <= 256 else torch.int32
-    ids = torch.tensor([codes[character] for character in content], dtype=dtype)
-    return Text(name, ids, len(types), hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest())
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}); name a text file with --text") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 ({error}); convert it first") from None
+    types = Characters.of(content)
+    narrow = np.uint8 if types.size <= 256 else np.int32
+    ids = torch.from_numpy(types.encode(content).astype(narrow))
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+    return Text(name, ids, types.size, digest)

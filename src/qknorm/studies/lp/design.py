@@ -201,6 +201,8 @@ def parse_exponents(words: str) -> tuple[float, ...]:
             raise InputError(f"--p: {word!r} is no number; give some such as 2,2.5,3") from None
         if not 1 <= value < math.inf:
             raise InputError(f"--p: {word} is not at least 1 and finite; p = ∞ is --arms infinity")
+        if float(f"{value:g}") != value:  # files and tables would take it for its neighbour
+            raise InputError(f"--p: {word} has more than six digits; give {value:g}, or another")
         values.append(value)
     return tuple(dict.fromkeys(values))
 

@@ -14,12 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 from qknorm.errors import InputError
 from qknorm.files import atomic_path
-from qknorm.studies.lp.analysis import Results
+from qknorm.studies.lp.analysis import LP_ARMS, Results
 from qknorm.studies.lp.design import Arm
 from qknorm.studies.lp.records import Point, Record
 from qknorm.studies.statistics import mean_and_deviation
 
-LP_ARMS: tuple[Arm, ...] = ("same-scale", "matched")
 GREY = "#777777"
 ARM_LOOKS: dict[str, dict[str, Any]] = {
     "same-scale": {"color": "#2f6fb0", "marker": "o"},

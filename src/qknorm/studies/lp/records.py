@@ -114,7 +114,11 @@ class StudyFolder:
 
     def add(self, record: Record) -> None:
         """Keeps a finished run."""
-        files.write_json(self.file_of(record.run), _to_json(record))
+        file = self.file_of(record.run)
+        try:
+            files.write_json(file, _to_json(record))
+        except OSError as error:
+            raise InputError(f"cannot write {file} ({error.strerror}); make room, then run the same again") from None
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
         """Those that are not finished yet."""

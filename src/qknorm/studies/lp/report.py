@@ -5,10 +5,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qknorm import files
 from qknorm.studies.lp.analysis import (
     FEWEST_FOLDS,
+    LP_ARMS,
     SIGNIFICANT,
     Compared,
     Measure,
@@ -31,7 +33,7 @@ from qknorm.studies.lp.design import (
     Run,
     quick_study,
 )
-from qknorm.studies.lp.figures import LP_ARMS, draw_all
+from qknorm.studies.lp.figures import draw_all
 from qknorm.studies.lp.records import StudyFolder, flatten, write_curves
 from qknorm.studies.lp.work import describe
 
@@ -192,9 +194,16 @@ def command_of(folder: StudyFolder, results: Results) -> list[str]:
     if exponents and tuple(exponents) != (QUICK_EXPONENTS if quick else EXPONENTS):
         words.extend(["--p", ",".join(f"{p:g}" for p in exponents)])
     for name, value in changes:
-        values = value if isinstance(value, list) else [value]
-        words.extend([f"--{name.replace('_', '-')}", *map(str, values)])
+        words.extend(_option(name, value))
     return words
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """A setting as it is typed."""
+    group, dot, last = name.replace("_", "-").rpartition(".")
+    if isinstance(value, bool):
+        return [f"--{group}{dot}{'' if value else 'no-'}{last}"]
+    return [f"--{group}{dot}{last}", *map(str, value if isinstance(value, list) else [value])]
 
 
 def _how_to_read() -> str:
@@ -226,9 +235,12 @@ def _learned_p(results: Results, arm: Arm) -> str:
 
 
 def _reached(each: Summary) -> str:
-    if not each.reached_baseline:
+    if not each.with_baseline:
         return NOTHING
-    some = "" if each.reached_baseline == len(each.folds) else f" ({each.reached_baseline} of {len(each.folds)} folds)"
+    if not each.reached_baseline:
+        return f"never (0 of {each.with_baseline} folds)"
+    some = f" ({each.reached_baseline} of {each.with_baseline} folds)"
+    some = "" if each.reached_baseline == len(each.folds) else some
     return f"{each.iterations_to_baseline:,.0f}{some}"
 
 

@@ -93,6 +93,7 @@ class Stack(ABC):
             # a fused optimiser makes its moments in its first step, but leaves everything as it is where this is 1
             self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+            self.optimizer._warned_capturable_if_run_uncaptured = True
             self.optimizer.step()
             del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
             self.optimizer.zero_grad(set_to_none=True)

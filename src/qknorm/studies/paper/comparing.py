@@ -37,7 +37,7 @@ class Compared:
     against: str | None
     published: float | None
     claimed: float | None
-    """The difference that the paper found, on this pair or on its own."""
+    """The difference that the paper found, on this pair or, where it lacks that, on the average of its own."""
     scores: tuple[float, ...]
     """Test BLEU of every finished seed."""
     dev: tuple[float, ...]
@@ -52,7 +52,7 @@ class Compared:
     def outcome(self) -> str:
         """What the test says: of the paper's claim where there is one, else of the difference itself."""
         if self.difference is None or self.p is None:
-            return ""
+            return "diverged" if self.diverged == self.planned else ""
         sure = self.p < self.experiment.significance
         if self.claimed is None:
             return ("better" if self.difference > 0 else "worse") if sure else "no difference shown"
@@ -175,9 +175,10 @@ def _shown(experiment: Experiment, pair: str, system: str) -> float | None:
 def _claimed(experiment: Experiment, pair: str, system: str, against: str) -> float | None:
     if not experiment.pairs or system == against:
         return None
-    where = pair if pair in experiment.pairs else experiment.pairs[0]
-    ours, theirs = (experiment.published(where, name) for name in (system, against))
-    return None if ours is None or theirs is None else ours - theirs
+    places = (pair,) if pair in experiment.pairs else experiment.pairs
+    found = [tuple(experiment.published(place, name) for name in (system, against)) for place in places]
+    gains = [ours - theirs for ours, theirs in found if ours is not None and theirs is not None]
+    return _mean(gains) if gains else None
 
 
 def _entry(each: tuple[Planned, Result]) -> Mapping[str, Any]:

@@ -87,6 +87,8 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
         notes = [f"Compared with {experiment.reference}."]
     if experiment.name in ("2", "3"):
         notes += _average_gain(lines)
+    if len(experiment.pairs) > 1 and any(line.pair not in experiment.pairs for line in lines):
+        notes.append("For a pair that the paper does not have, its difference is the average over its own pairs.")
     signatures = sorted({line.signature for line in lines if line.signature})
     notes += [f"Signature: {signature}" for signature in signatures]
     return Table(title, tuple(columns), tuple(rows), WORDS, tuple(notes))
@@ -128,15 +130,15 @@ def summarise(compared: Mapping[tuple[str, str], Sequence[Compared]], plan: Plan
         summary.append("A small version on the embedded corpus, to see that all works: it says nothing of the claims.")
     for where in dict.fromkeys(line.experiment.where for line in lines if line.experiment.where):
         claims = [line for line in lines if line.experiment.where == where and line.claimed is not None]
-        outcomes = Counter(line.outcome or "not run yet" for line in claims)
+        waits = ("not run yet", "nothing to compare with yet")
+        outcomes = Counter(line.outcome or waits[bool(line.scores)] for line in claims)
         told = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items())
         summary.append(f"{where}, {len(claims)} comparison{'s' * (len(claims) > 1)} of the paper: {told}.")
     for line in lines:
         if not line.experiment.where and line.outcome:
             p, difference = _number(line.p, ".3f"), _number(line.difference, "+.2f")
-            summary.append(
-                f"{arrow(line.pair)}, {line.what}: {line.outcome} ({difference} to {line.against}, p = {p})."
-            )
+            told = "" if line.p is None else f" ({difference} to {line.against}, p = {p})"
+            summary.append(f"{arrow(line.pair)}, {line.what}: {line.outcome}{told}.")
     left = sum(read_result(job.folder) is None for job in plan.jobs)
     if left:
         summary.append(f"Not finished: {left} of {len(plan.jobs)} runs. The same command goes on with them.")
@@ -165,11 +167,12 @@ HOW_TO_READ = (
     "`difference` is our mean less our mean of the system compared with; `p` is one-sided, by paired bootstrap "
     f"resampling on the test set (Koehn 2004, {SAMPLES:,} samples), seeds combined: every sample draws sentences, the "
     "same for all systems, and for each system as many of its seeds, both with replacement. With one seed a system it "
-    "knows nothing of how seeds differ.",
+    "knows nothing of how seeds differ, and with few it is too sure: n seeds drawn from n show (n − 1)/n of their "
+    "variance. Each line is tested by itself, without a correction for the number of lines.",
     "`holds`: the difference has the sign of the paper's, and p is below 0.01 (Tables 2 and 3, the paper's own level) "
     "or 0.05. `not shown`: p is not below it. `reversed`: significant, in the other direction.",
     "A run that diverged has no score; means are over the others, and the number of those that diverged stands beside "
-    "the seeds.",
+    "the seeds. `diverged`: all of them did.",
     "Minutes are wall time of training with its evaluations, beside whatever else ran on the device.",
 )
 
