@@ -1,5 +1,6 @@
 # make demo    set everything up, then train, score and show a small translator on the embedded corpus
 # make test    set everything up; lint, types, import contracts and tests
+# make test-ray the grid of studies on a real Ray cluster of this machine
 # make lint    lint, types and import contracts alone
 # make bench   the attention benchmark on this machine
 
@@ -8,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test test-ray lint bench setup clean
 
 setup: $(READY)
 
@@ -23,7 +24,10 @@ demo: $(READY)
 	@$(BIN)/python -m qknorm demo
 
 test: lint
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not ray"
+
+test-ray: $(READY)
+	@$(BIN)/python -m pytest -m ray
 
 lint: $(READY)
 	@$(BIN)/ruff check .
