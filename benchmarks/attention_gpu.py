@@ -146,10 +146,10 @@ def measure_steps(steps: dict[str, Step], rounds: int) -> dict[str, Measured]:
         try:
             peaks[name] = peak_mib(step)
             replays[name] = recorded(step)
-        except RuntimeError as problem:  # a kernel that is not for this card or shape
-            if name in (PLAIN, FUSED):
+        except Exception as problem:  # not for this card or shape; Triton's own errors have no narrower class
+            if name == PLAIN:
                 raise
-            Console(stderr=True).print(f"{name}: {str(problem).splitlines()[0]}")
+            warn(f"{name}: {type(problem).__name__}: {str(problem).partition(chr(10))[0]}")
     counts = {name: max(1, int(1.0 / max(1e-3, milliseconds(replay, 2)))) for name, replay in replays.items()}
     times: dict[str, list[float]] = {name: [] for name in replays}
     for _ in range(rounds):
@@ -210,6 +210,11 @@ def gpu_table(results: dict[Regime, list[Row]]) -> list[str]:
     return lines
 
 
+def warn(line: str) -> None:
+    """Says at once what a run that is cut short would not come to say."""
+    Console(stderr=True).print(line, soft_wrap=True, markup=False, highlight=False)
+
+
 def draw_figure(results: dict[Regime, list[Row]], path: Path) -> None:
     """Forward+backward relative to plain SDPA over length, at the heads of the first regime."""
     import matplotlib
@@ -253,16 +258,15 @@ def tune(args: argparse.Namespace) -> list[str]:
                 fused_tuning.CHOSEN[key] = blocks
                 try:
                     replay = recorded(make_step(job, inputs, to_out, role != "forward"))
-                except (
-                    Exception
-                ) as problem:  # triton's own errors have no common class but this: too large for the card
-                    Console(stderr=True).print(f"{key}: {blocks}: {str(problem).splitlines()[0]}")
+                except Exception as problem:  # too large for the card; Triton's own errors have no narrower class
+                    warn(f"{key}: {blocks}: {type(problem).__name__}: {str(problem).partition(chr(10))[0]}")
                     continue
                 times[blocks] = statistics.median(milliseconds(replay, 5) for _ in range(args.rounds))
             best = min(times, key=times.__getitem__) if times else before
             fused_tuning.CHOSEN[key] = best
             others = ", ".join(f"{tuple(blocks)} {time:.3f}" for blocks, time in times.items() if blocks != best)
             lines.append(f"    {key}: {best},  # {times.get(best, float('nan')):.3f} ms; {others}")
+            warn(lines[-1])
     return lines
 
 
@@ -272,6 +276,8 @@ def measure_all(args: argparse.Namespace, where: str) -> list[str]:
     results: dict[Regime, list[Row]] = {}
     for regime in dict.fromkeys([*TARGETS, *by_length]):
         results[regime] = measure_regime(regime, args)
+        for line in gpu_table({regime: results[regime]})[2:]:
+            warn(line)
         torch.compiler.reset()
         torch.cuda.empty_cache()
     if args.figure:

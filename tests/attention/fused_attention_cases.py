@@ -281,6 +281,7 @@ def test_what_they_cannot_take_is_named() -> None:
         ("values of 8 numbers", [q, k, v[..., :8]], {}),
         ("over 256", draw_all(3, 5, 272), {}),
         ("empty", [q[:, :, :0], k, v], {}),
+        ("over the 65,535", [torch.zeros(1, device=DEVICE).expand(2**14, 4, 200, 16)] * 3, {}),
         ("neither one nor one for each", [q, k, v], {"scale": torch.ones(3, device=DEVICE)}),
         ("not in", [q, k, v], {"dropout": 1.0}),
         ("added to the logits", [q, k, v], {"mask": mask.float()}),

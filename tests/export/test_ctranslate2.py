@@ -158,6 +158,8 @@ def test_it_answers_like_our_own_translator(exported: Exported) -> None:
     assert found[0].text == found[1].text == ""
     assert told[-1][1] == told[-1][2]
     assert engine.translate([]) == []
+    with pytest.raises(InputError, match="alpha must be between 0"):
+        engine.explain(["unha casa"], length_penalty=11)
     grams = engine.search(encoded(translator)[0][:6], engine.card, nbest=1, progress=None)
     once = engine.search(encoded(translator)[0][:6], replace(engine.card, no_repeat_ngram=1), nbest=1, progress=None)
     assert all(len(set(best.tokens)) == len(best.tokens) for (best,) in once)

@@ -219,6 +219,8 @@ def test_what_only_pytorch_does_is_refused(translators: "tuple[TextTranslator, t
         theirs.explain(["gato"], align=True)
     with pytest.raises(TypeError, match="a list of sentences"):
         theirs.explain("gato")
+    with pytest.raises(InputError, match="alpha must be between 0"):
+        theirs.explain(["gato"], length_penalty=11)
 
 
 def test_progress_is_told(translators: "tuple[TextTranslator, texts.EngineTranslator]") -> None:
@@ -329,6 +331,8 @@ def test_wrong_folders_and_options_are_refused_by_the_commands(
     other.mkdir()
     (other / "translator.json").write_text('{"engine": "huggingface"}')
     assert "exported for huggingface; name the run it was made from" in refusal(capsys, "translate", other)
+    for verb, *words in (["export", "--to", "onnx"], ["serve"]):
+        assert "exported for onnx; name the run it was made from" in refusal(capsys, verb, exported, *words)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("do not touch")
     said = refusal(capsys, "export", run, "--to", "onnx", "--output", tmp_path / "mine")
@@ -348,7 +352,18 @@ def test_wrong_folders_and_options_are_refused_by_the_commands(
         (lambda folder: (folder / "decoder.onnx").unlink(), "decoder.onnx is missing"),
         (lambda folder: (folder / "encoder.onnx").write_bytes(b"no graph"), "encoder.onnx cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json is damaged"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing; .* qknorm export"),
+        (lambda folder: (folder / "decoder.onnx").write_bytes((folder / "encoder.onnx").read_bytes()), "not belong"),
         (lambda folder: _change_card(folder, vocabulary=7), "but the model has 7"),
+        (lambda folder: _change_card(folder, beam=None), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, beam=True), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, longest=0), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, extra_length=-9), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, no_repeat_ngram=1.5), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, length_penalty="high"), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, length_penalty=float("nan")), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, batch_tokens="many"), "is damaged; write it again"),
+        (lambda folder: _change_card(folder, source=None), "is damaged; write it again"),
         (lambda folder: _change_card(folder, engine="ctranslate2"), "was exported for ctranslate2, not onnx"),
     ],
 )

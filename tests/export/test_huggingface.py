@@ -182,6 +182,9 @@ def test_our_search_gives_our_translations(loaded: Loaded) -> None:
         assert text == expected.text or our_score(translator, line, tokens) == pytest.approx(expected.score, abs=1e-3)
     several = model.generate(**batch(tokenizer), custom_generate=ours.search, num_return_sequences=3, num_beams=5)
     assert len(several) == 3 * len(LINES)
+    nothing = model.generate(**batch(tokenizer, ["", LINES[0]]), custom_generate=ours.search)
+    assert tokenizer.batch_decode(nothing, skip_special_tokens=True)[0] == ""
+    assert tokenizer.batch_decode(nothing, skip_special_tokens=True)[1] != ""
     short = model.generate(**batch(tokenizer), custom_generate=ours.search, max_new_tokens=2)
     assert short.shape[1] <= 4
 

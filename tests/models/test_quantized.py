@@ -157,3 +157,8 @@ def test_a_model_elsewhere_is_refused() -> None:
     with pytest.raises(InputError, match="int8 is for the CPU, and this model is on meta; use --device cpu"):
         quantize(make_model().to("meta"))
     assert quantized.KINDS == ("int8",)
+
+
+def test_what_is_quantised_already_stays_as_it_is() -> None:
+    model = quantize(make_model())
+    assert quantize(model) is model

@@ -4,11 +4,13 @@ import json
 import re
 import socket
 import threading
+from contextlib import suppress
 
 import pytest
 from servers import PATIENCE, BrokenEngine, HeldEngine, make_translator, serving
 
 from qknorm.decoding.translate import Translation
+from qknorm.serving import streaming
 from qknorm.serving.limits import Limits
 from qknorm.serving.server import name_pairs
 
@@ -116,7 +118,7 @@ def test_a_page_about_the_attention_of_a_sentence_is_kept_for_a_while(running):
         (b"\xff\xfe", 422, "no valid JSON"),
         (b'{"text": "\xff"}', 400, "body"),
         (b"[" * 100_000, 400, "body"),
-        (b"[]", 422, "body"),
+        (b"[]", 422, "body is no JSON object"),
         (b"{}", 422, "text"),
         (b'{"text": 3}', 422, "text"),
         (b'{"text": null}', 422, "text"),
@@ -221,7 +223,7 @@ def test_a_body_that_never_ends_is_given_up(engines):
 def test_only_a_body_said_to_be_json_is_read(running):
     """A form of another site can send what it likes as text, and must not have it translated."""
     answer = running.client.post("/translate", content=b'{"text": "a"}', headers={"Content-Type": "text/plain"})
-    assert answer.status_code == 422
+    assert answer.status_code == 422 and "Content-Type: application/json" in answer.json()["detail"]
 
 
 def test_a_server_of_this_machine_answers_to_its_own_names_only(running):
@@ -266,30 +268,49 @@ def test_when_all_places_are_taken_others_are_told_to_come_back():
         assert server.translate(text="a").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/translate", "/translate/stream"])
-def test_a_request_that_takes_too_long_is_given_up(path):
+def in_one_piece(path: str, text: str) -> bytes:
+    """A request whose head and body arrive together, so that the time allowed to it cannot pass between them."""
+    body = json.dumps({"text": text}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json"
+    return f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(("path", "status"), [("/translate", b" 503 "), ("/translate/stream", b" 200 ")])
+def test_a_request_that_takes_too_long_is_given_up(path, status):
     engine = HeldEngine()
     with serving({"aa-bb": engine}, Limits(seconds=0.2)) as server:
         try:
-            answer = server.client.post(path, json={"text": "a"})
+            _, said = send_until_cut_off(server.port, in_one_piece(path, "a"), b"", 0)
         finally:
             engine.go.set()
-        said = answer.json()["detail"] if path == "/translate" else json.loads(answer.text.splitlines()[-1])["error"]
-        assert "longer than 0.2 s" in said
-        assert answer.status_code == (503 if path == "/translate" else 200)
-        assert server.metric('qknorm_dropped_total{reason="time was up"}') == 1
+        assert status in said.splitlines()[0]
+        assert b"longer than 0.2 s" in said
+        server.wait_for_metric('qknorm_dropped_total{reason="time was up"}', 1)
+        assert server.metric('qknorm_dropped_total{reason="client left"}') == 0
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(running, monkeypatch):
+    from qknorm.serving import connections
+
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as used:
+        used.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        said = b""
+        while not said.endswith(b'{"status":"alive"}'):
+            said += used.recv(65_536)
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+        with suppress(OSError):  # it may be closed by now, for having been silent
+            used.sendall(b"GET /hea")
+            assert used.recv(65_536) == b""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as silent:
+        assert silent.recv(65_536) == b""
 
 
 @pytest.mark.parametrize("path", ["/translate", "/translate/stream"])
 def test_what_a_client_that_hangs_up_asked_for_is_dropped(path):
     engine = HeldEngine()
     with serving({"aa-bb": engine}, Limits(batch_sentences=1)) as server:
-        body = json.dumps({"text": "One. Two. Three."}).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-            connection.sendall(head.encode() + b"\r\n\r\n" + body)
+            connection.sendall(in_one_piece(path, "One. Two. Three."))
             assert engine.began.wait(PATIENCE)
         server.wait_for_metric('qknorm_dropped_total{reason="client left"}', 1)
         server.wait_for_metric("qknorm_requests_running", 0)
@@ -316,16 +337,16 @@ class LongWinded:
         return [Translation("x" * (16 << 20), -1.0, []) for _ in texts]
 
 
-def test_a_client_that_does_not_read_does_not_keep_its_place():
-    body = b'{"text": "a"}'
-    head = b"POST /translate/stream HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+def test_a_client_that_does_not_read_does_not_keep_its_place(monkeypatch):
+    monkeypatch.setattr(streaming, "READING", 0.3)
     with (
         serving({"aa-bb": LongWinded()}, Limits(seconds=0.3)) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection,
     ):
-        connection.sendall(head + str(len(body)).encode() + b"\r\n\r\n" + body)
+        connection.sendall(in_one_piece("/translate/stream", "a"))
         server.wait_for_metric('qknorm_dropped_total{reason="time was up"}', 1)
         server.wait_for_metric("qknorm_requests_running", 0)
+        assert server.metric('qknorm_dropped_total{reason="client left"}') == 0
 
 
 def test_a_stop_finishes_what_was_begun():

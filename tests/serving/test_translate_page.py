@@ -299,6 +299,18 @@ def test_text_is_never_taken_for_markup(opened):
     assert opened.page.locator("main img, main b").count() == 0
 
 
+def test_what_a_model_says_is_never_taken_for_markup(browser):
+    engine = HeldEngine()
+    engine.go.set()
+    with serving({"aa-bb": engine}) as server:
+        opened = Opened(browser, server)
+        opened.type("<img src=x onerror=alert(1)> <b>casa</b>")
+        opened.word(0, 0).click()
+        assert opened.output() == "<IMG SRC=X ONERROR=ALERT(1)> <B>CASA</B>"
+        assert opened.page.locator("main img, main b").count() == 0
+        opened.context.close()
+
+
 def test_a_refusal_is_shown_in_its_own_words(browser, engines):
     with serving(engines, Limits(characters=20)) as server:
         opened = Opened(browser, server)
@@ -326,8 +338,11 @@ def test_a_busy_server_is_named_as_such(browser):
 def test_a_server_that_wants_a_key_is_given_one(browser, engines):
     with serving(engines, api_key="correct-horse") as server:
         opened = Opened(browser, server)
-        opened.page.locator("#key").fill("wrong")
-        opened.page.keyboard.press("Enter")
+        assert opened.page.locator("#problem").is_hidden()
+        for wrong in ("wrong", "ключ"):
+            opened.page.locator("#key").fill(wrong)
+            opened.page.keyboard.press("Enter")
+            opened.page.get_by_text("does not take this key").wait_for()
         opened.page.locator("#key").fill("correct-horse")
         opened.page.keyboard.press("Enter")
         opened.wait("#pair option")

@@ -15,7 +15,11 @@ from qknorm.studies.grid.on_ray import run_on_ray
 
 RESOURCES = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000}
 PATIENCE = 60
-NOTICES_SOON = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1_000, "health_check_failure_threshold": 10}
+NOTICES_SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1_000,
+    "health_check_failure_threshold": 10,
+}
 """Else the head takes half a minute to believe that a killed worker is dead."""
 
 

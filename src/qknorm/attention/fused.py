@@ -41,7 +41,7 @@ def _lp_length(unit, p, KIND: tl.constexpr):
     return tl.where(length < 1.0, 1.0, length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "heads", "times"])
 def _forward_kernel(
     x_ptr, out_ptr, length_ptr, p_ptr, scale_ptr, count, heads, times, d,
     x_b, x_h, x_t, out_b, out_h, out_t, eps, P_PER_HEAD: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
@@ -66,7 +66,7 @@ def _forward_kernel(
     tl.store(length_ptr + rows, largest * length, mask=rows < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "heads", "times"])
 def _backward_kernel(
     x_ptr, to_out_ptr, length_ptr, p_ptr, scale_ptr, to_x_ptr, along_ptr, to_p_ptr, count, heads, times, d,
     x_b, x_h, x_t, to_b, to_h, to_t, dx_b, dx_h, dx_t, P_PER_HEAD: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,

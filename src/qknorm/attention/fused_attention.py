@@ -82,6 +82,8 @@ def why_not(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, scale: float | Tenso
         return f"a dropout of {dropout} is not in [0, 1)"
     if any(x.shape[2] * max(x.stride(2), x.shape[-1]) >= 2**31 for x in (q_bhtd, k_bhsd, v_bhsd)):
         return "a head reaches over 2³¹ numbers in memory"
+    if q_bhtd.shape[0] * q_bhtd.shape[1] >= 2**16 and not is_small(*_padded(q_bhtd, k_bhsd), q_bhtd.element_size()):
+        return f"batch times heads is {q_bhtd.shape[0] * q_bhtd.shape[1]:,}, over the 65,535 that a launch can have"
     return None
 
 

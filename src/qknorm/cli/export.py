@@ -9,7 +9,7 @@ from typing import Literal
 import tyro
 
 from qknorm.cli.display import console, parse, suggest
-from qknorm.cli.translate import which_checkpoint
+from qknorm.cli.translate import refuse_exported, which_checkpoint
 from qknorm.errors import InputError
 from qknorm.export import ENGINES, EXPORTERS
 from qknorm.export.card import CARD
@@ -43,6 +43,7 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses and leaves the rest to the module of the target."""
     arguments: Arguments = parse(Arguments, words, "export")
+    refuse_exported(arguments.run)
     out = arguments.output or _beside(arguments.run, arguments.to)
     _check(out)
     options: dict[str, object] = {"checkpoint": which_checkpoint(arguments.checkpoint)}

@@ -103,9 +103,9 @@ def _open(arguments: Arguments) -> "TextTranslator":
     if arguments.engine != "torch":
         return cast("TextTranslator", load_engine(arguments.engine, arguments.run))
     exported = engine_of(arguments.run)
-    if exported is not None:
-        way_out = f"add --engine {exported}" if exported in ENGINES else "name the run it was made from"
-        raise InputError(f"{arguments.run} is a translator exported for {exported}; {way_out}")
+    if exported in ENGINES:
+        raise InputError(f"{arguments.run} is a translator exported for {exported}; add --engine {exported}")
+    refuse_exported(arguments.run)
     return load(
         arguments.run,
         checkpoint=which_checkpoint(arguments.checkpoint),
@@ -113,6 +113,13 @@ def _open(arguments: Arguments) -> "TextTranslator":
         precision=arguments.precision,
         quantize=arguments.quantize,
     )
+
+
+def refuse_exported(folder: Path) -> None:
+    """Says so where a folder that should be a run is what was exported from one."""
+    exported = engine_of(folder)
+    if exported is not None:
+        raise InputError(f"{folder} is a translator exported for {exported}; name the run it was made from")
 
 
 def _check(arguments: Arguments) -> None:

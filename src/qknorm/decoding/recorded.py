@@ -78,7 +78,12 @@ class Recording:
         model.ensure_positions(shape.room)
 
     def record(self, pool: Any) -> None:
-        """Records one step; without this, `replay` computes it anew."""
+        """Records one step; without this, `replay` computes it anew.
+
+        A step before makes kernels ready, since none may be compiled while one is recorded. It writes to the first
+        place of the rooms alone, which is filled before it is ever read.
+        """
+        self._step()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._step()

@@ -53,6 +53,7 @@ def read_card(folder: Path, engine: str) -> Card:
         facts = json.loads(path.read_text(encoding="utf-8"))
         version = facts.pop("format_version")
         card = Card(**facts) if version == FORMAT_VERSION else None
+        _check(card)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path} is damaged; {again}") from None
     if card is None:
@@ -60,6 +61,24 @@ def read_card(folder: Path, engine: str) -> Card:
     if card.engine != engine:
         raise InputError(f"{folder} was exported for {card.engine}, not {engine}; {again}")
     return card
+
+
+def _check(card: Card | None) -> None:
+    """Raises `ValueError` where a fact that engines count on is of the wrong kind or out of bounds."""
+    if card is None:
+        return
+    least = {"vocabulary": 1, "longest": 1, "beam": 1, "extra_length": 1, "no_repeat_ngram": 0}
+    numbers = {name: getattr(card, name) for name in least}
+    if card.batch_tokens is not None:
+        numbers["batch_tokens"] = card.batch_tokens
+    for name, number in numbers.items():
+        if type(number) is not int or number < least.get(name, 1):
+            raise ValueError(name)
+    if type(card.length_penalty) not in (int, float) or not card.length_penalty >= 0:
+        raise ValueError("length_penalty")
+    for name in ("engine", "source", "target", "precision"):
+        if not isinstance(getattr(card, name), str):
+            raise ValueError(name)
 
 
 def engine_of(folder: Path) -> str | None:

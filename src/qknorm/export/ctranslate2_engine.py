@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qknorm.decoding.results import Hypothesis, Progress
+from qknorm.decoding.results import Hypothesis
 from qknorm.errors import InputError
 from qknorm.export.card import Card
 from qknorm.export.texts import EngineTranslator
 from qknorm.specials import END
-from qknorm.text.batching import batches_by_length
-
-BATCH_TOKENS = 16_384
-"""Source tokens times beam at a time."""
 
 
 def import_ctranslate2() -> Any:
@@ -48,21 +44,6 @@ class CTranslate2Translator(EngineTranslator):
         except (RuntimeError, ValueError) as error:
             raise InputError(f"{folder} cannot be loaded by CTranslate2 ({error}); export the run again") from None
 
-    def search(
-        self, sources: Sequence[Sequence[int]], card: Card, *, nbest: int, progress: Progress | None
-    ) -> list[list[Hypothesis]]:
-        found = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
-        waiting = [i for i, ids in enumerate(sources) if len(ids)]
-        done = 0
-        for group in batches_by_length([len(sources[i]) * card.beam for i in waiting], BATCH_TOKENS):
-            chosen = [waiting[i] for i in group]
-            for i, hypotheses in zip(chosen, self._search_batch([sources[i] for i in chosen], card), strict=True):
-                found[i] = sorted(hypotheses, key=_worst_last)[:nbest]
-            done += len(chosen)
-            if progress is not None:
-                progress("translate", done, len(waiting))
-        return found
-
     def log_probabilities(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[list[float]]:
@@ -71,15 +52,15 @@ class CTranslate2Translator(EngineTranslator):
         scored = self._model.score_batch([tokens(ids) for ids in sources], [tokens(ids) for ids in targets])
         return [list(each.log_probs) for each in scored]
 
-    def _search_batch(self, sources: list[Sequence[int]], card: Card) -> list[list[Hypothesis]]:
-        """All that the search finds; sentences have limits of their own, which one call cannot tell it."""
+    def search_batch(self, sources: list[Sequence[int]], card: Card, nbest: int) -> list[list[Hypothesis]]:
+        """Sentences have limits of their own, which one call cannot tell the search."""
         limit = max(map(len, sources)) + card.extra_length
         found = self._call(sources, limit, card)
         for i, ids in enumerate(sources):
             own = len(ids) + card.extra_length
             if own < limit and any(len(each.tokens) + 1 > own for each in found[i]):
                 found[i] = self._call([ids], own, card)[0]
-        return found
+        return [sorted(hypotheses, key=_worst_last)[:nbest] for hypotheses in found]
 
     def _call(self, sources: list[Sequence[int]], limit: int, card: Card) -> list[list[Hypothesis]]:
         results = self._model.translate_batch(

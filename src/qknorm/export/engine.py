@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from qknorm.decoding.results import Hypothesis, Progress
+from qknorm.decoding.results import Hypothesis
 from qknorm.errors import InputError
 from qknorm.export.card import Card
 from qknorm.export.search import Array, beam_search
 from qknorm.export.texts import EngineTranslator
 from qknorm.export.tree import Tree
 from qknorm.specials import PAD
-from qknorm.text.batching import batches_by_length, collate
+from qknorm.text.batching import collate
 
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
-BATCH_TOKENS = 16_384
-"""Source tokens times beam at a time, where the settings leave it open."""
 
 
 def import_onnxruntime() -> Any:
@@ -39,6 +37,9 @@ class OnnxModel:
         self.encoder, self.decoder = (_open_session(folder / name, threads) for name in (ENCODER, DECODER))
         self.cross = [output.name for output in self.encoder.get_outputs()]
         self.new = [output.name for output in self.decoder.get_outputs()][1:]
+        _check_names(folder, self.encoder, {"source"})
+        own = {name.replace("new", "own") for name in self.new}
+        _check_names(folder, self.decoder, {"tokens", "position", "visible", "source_real", *self.cross, *own})
         self.key_heads, self.head_dim = (self.encoder.get_outputs()[0].shape[axis] for axis in (1, 3))
 
     def start(self, source: Array, beam: int) -> "OnnxStepper":
@@ -61,6 +62,14 @@ def _open_session(path: Path, threads: int | None) -> Any:
         raise InputError(
             f"{path} cannot be loaded ({reason}); write it again with qknorm export RUN --to onnx"
         ) from None
+
+
+def _check_names(folder: Path, session: Any, expected: set[str]) -> None:
+    """Refuses graphs that are not the two halves of one export."""
+    if {given.name for given in session.get_inputs()} != expected:
+        raise InputError(
+            f"{folder / ENCODER} and {DECODER} do not belong together; export with qknorm export RUN --to onnx"
+        )
 
 
 class OnnxStepper:
@@ -110,25 +119,12 @@ class OnnxTranslator(EngineTranslator):
         super().__init__(Path(folder))
         self.model = OnnxModel(Path(folder), threads=threads)
 
-    def search(
-        self, sources: Sequence[Sequence[int]], card: Card, *, nbest: int, progress: Progress | None
-    ) -> list[list[Hypothesis]]:
-        found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
-        waiting = [i for i, ids in enumerate(sources) if len(ids)]
-        done, budget = 0, card.batch_tokens or BATCH_TOKENS
-        for group in batches_by_length([len(sources[i]) * card.beam for i in waiting], budget):
-            chosen = [waiting[i] for i in group]
-            results = beam_search(
-                self.model.start(collate([sources[i] for i in chosen], []).source, card.beam),
-                np.array([len(sources[i]) + card.extra_length for i in chosen]),
-                beam=card.beam,
-                alpha=card.length_penalty,
-                nbest=nbest,
-                no_repeat_ngram=card.no_repeat_ngram,
-            )
-            for i, hypotheses in zip(chosen, results, strict=True):
-                found[i] = hypotheses
-            done += len(chosen)
-            if progress is not None:
-                progress("translate", done, len(waiting))
-        return found
+    def search_batch(self, sources: list[Sequence[int]], card: Card, nbest: int) -> list[list[Hypothesis]]:
+        return beam_search(
+            self.model.start(collate(sources, []).source, card.beam),
+            np.array([len(ids) + card.extra_length for ids in sources]),
+            beam=card.beam,
+            alpha=card.length_penalty,
+            nbest=nbest,
+            no_repeat_ngram=card.no_repeat_ngram,
+        )

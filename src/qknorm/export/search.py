@@ -41,7 +41,7 @@ def beam_search(
 
     None is empty; at max_lengths tokens, the end counted, a hypothesis is finished as it is.
     """
-    _check_settings(beam, alpha, nbest, no_repeat_ngram)
+    check_settings(beam, alpha, nbest, no_repeat_ngram)
     if not len(max_lengths):
         return []
     longest = int(max_lengths.max())
@@ -197,7 +197,8 @@ def _read(outcome: _Slots, nbest: int, penalty_t: Array) -> list[list[Hypothesis
     return found
 
 
-def _check_settings(beam: int, alpha: float, nbest: int, no_repeat_ngram: int) -> None:
+def check_settings(beam: int, alpha: float, nbest: int, no_repeat_ngram: int) -> None:
+    """Refuses what no search could follow, in the words of the search of PyTorch."""
     if beam < 1:
         raise InputError(f"beam must be at least 1, got {beam}")
     if not 1 <= nbest <= beam:

@@ -8,8 +8,13 @@ from pathlib import Path
 from qknorm.decoding.results import Alternative, Hypothesis, Progress, Translation, split_long
 from qknorm.errors import InputError
 from qknorm.export.card import TOKENIZER, Card, read_card
+from qknorm.export.search import check_settings
+from qknorm.text.batching import batches_by_length
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer
+
+BATCH_TOKENS = 16_384
+"""Source tokens times beam at a time, where the settings leave it open."""
 
 
 class EngineTranslator(ABC):
@@ -19,7 +24,7 @@ class EngineTranslator(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.card = read_card(folder, self.engine)
-        self.tokenizer = Tokenizer.load(folder / TOKENIZER)
+        self.tokenizer = _load_tokenizer(folder / TOKENIZER, self.engine)
         if self.tokenizer.size != self.card.vocabulary:
             raise InputError(
                 f"{folder / TOKENIZER} has {self.tokenizer.size:,} types but the model has {self.card.vocabulary:,}: "
@@ -28,10 +33,25 @@ class EngineTranslator(ABC):
         self.source, self.target = self.card.source, self.card.target
 
     @abstractmethod
+    def search_batch(self, sources: list[Sequence[int]], card: Card, nbest: int) -> list[list[Hypothesis]]:
+        """The best hypotheses for every sentence of a batch, none of which is empty, best first."""
+
     def search(
         self, sources: Sequence[Sequence[int]], card: Card, *, nbest: int, progress: Progress | None
     ) -> list[list[Hypothesis]]:
         """The best hypotheses for every source sentence, best first; an empty sentence translates to nothing."""
+        found = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
+        waiting = [i for i, ids in enumerate(sources) if len(ids)]
+        done, budget = 0, card.batch_tokens or BATCH_TOKENS
+        for group in batches_by_length([len(sources[i]) * card.beam for i in waiting], budget):
+            chosen = [waiting[i] for i in group]
+            results = self.search_batch([sources[i] for i in chosen], card, nbest)
+            for i, hypotheses in zip(chosen, results, strict=True):
+                found[i] = hypotheses
+            done += len(chosen)
+            if progress is not None:
+                progress("translate", done, len(waiting))
+        return found
 
     def translate(self, texts: Sequence[str], **options: object) -> list[str]:
         """The best translation of every text; options are those of `explain`."""
@@ -59,6 +79,7 @@ class EngineTranslator(ABC):
         asked = {"beam": beam, "length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
         card = replace(self.card, **{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
         card = replace(card, beam=max(card.beam, nbest))
+        check_settings(card.beam, card.length_penalty, nbest, card.no_repeat_ngram)
         parts_of = [split_long(self.tokenizer, clean_line(text), card.longest) for text in texts]
         sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
         found = iter(self.search(sources, card, nbest=nbest, progress=progress))
@@ -73,3 +94,11 @@ class EngineTranslator(ABC):
             for rank in range(min(len(hypotheses) for hypotheses in found))
         ]
         return Translation(alternatives[0].text, alternatives[0].score, alternatives, parts=len(found))
+
+
+def _load_tokenizer(path: Path, engine: str) -> Tokenizer:
+    try:
+        return Tokenizer.load(path)
+    except InputError:
+        what = "is damaged" if path.is_file() else "is missing"
+        raise InputError(f"{path} {what}; write it again with qknorm export RUN --to {engine}") from None

@@ -34,7 +34,7 @@ def search(
     """Our beam search and length penalty, for `model.generate(…, custom_generate=search)`.
 
     Of the generation's settings it follows num_beams, num_return_sequences, length_penalty (the exponent of our
-    penalty), max_new_tokens or max_length, and no_repeat_ngram_size.
+    penalty), max_new_tokens or max_length, and no_repeat_ngram_size. An empty source translates to nothing.
     """
     del logits_processor, stopping_criteria
     beam, wanted = generation_config.num_beams, generation_config.num_return_sequences
@@ -42,7 +42,8 @@ def search(
     states = _once(encoder_outputs[0], sentences)
     memory = read_memory(states, None if attention_mask is None else _once(attention_mask, sentences), None)
     most = generation_config.max_length - input_ids.shape[1]
-    limits = (memory.real.sum(dim=(1, 2, 3)) - 1 + model.config.extra_length).clamp(max=most)
+    lengths = memory.real.sum(dim=(1, 2, 3)) - 1
+    limits = (lengths + model.config.extra_length).clamp(max=most)
     found = beam_search(
         _StepperFromMemory(model.translator, memory, beam),
         sentences,
@@ -52,7 +53,11 @@ def search(
         nbest=wanted,
         no_repeat_ngram=generation_config.no_repeat_ngram_size or 0,
     )
-    rows = [[START, *each.tokens, END] for best in found for each in (best * wanted)[:wanted]]
+    rows = [
+        [START, *(each.tokens if length else ()), END]
+        for best, length in zip(found, lengths.tolist(), strict=True)
+        for each in (best * wanted)[:wanted]
+    ]
     sequences = torch.full((len(rows), max(map(len, rows))), PAD, device=states.device)
     for sequence, row in zip(sequences, rows, strict=True):
         sequence[: len(row)] = torch.tensor(row, device=states.device)

@@ -25,7 +25,12 @@ SMALLEST = 1e-30
 
 
 def quantize(model: Translator) -> "QuantizedTranslator":
-    """A copy of a model on the CPU for translating only, its linear layers and output projection in int8."""
+    """A copy of a model on the CPU for translating only, its linear layers and output projection in int8.
+
+    One that is so already is given back as it is.
+    """
+    if isinstance(model, QuantizedTranslator):
+        return model
     device = next(model.parameters()).device
     if device.type != "cpu":
         raise InputError(f"int8 is for the CPU, and this model is on {device}; use --device cpu, or leave int8 out")

@@ -220,6 +220,8 @@ def _in_words(error: RequestValidationError) -> str:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return 'the body is no valid JSON; send an object such as {"text": "…"}'
+    if first["loc"] == ("body",):
+        return 'the body is no JSON object; send one such as {"text": "…"}, with Content-Type: application/json'
     place = ".".join(str(part) for part in first["loc"] if part not in ("body", "str", "list[str]"))
     # the name of a field that we do not know is the client's, and may be anything
     known = all(isinstance(part, int) or part.isidentifier() for part in first["loc"]) and len(place) < 100

@@ -3,15 +3,10 @@
 import secrets
 from collections import OrderedDict
 
-import torch
-
 from qknorm.decoding.translate import TextTranslator, translate_ids
-from qknorm.inspection.figures import label_tokens
-from qknorm.inspection.monitor import capture
-from qknorm.inspection.reading import MOST_TOKENS, READ, SIDES, SOURCE, WRITTEN
-from qknorm.inspection.report import ModelLook, Report, Sentence, sentence_of_calls
+from qknorm.inspection.reading import MOST_TOKENS, read_translation
+from qknorm.inspection.report import ModelLook, Report, Sentence
 from qknorm.inspection.viewer import render_page
-from qknorm.specials import END, START
 from qknorm.text.cleaning import clean_line
 
 KEPT = 16
@@ -45,23 +40,8 @@ def attention_page(translator: TextTranslator, text: str) -> bytes:
     return page.encode("utf-8", "backslashreplace")
 
 
-@torch.no_grad()
 def _read(translator: TextTranslator, text: str) -> Sentence:
-    model, tokenizer = translator.model, translator.tokenizer
-    source = tokenizer.encode(clean_line(text))[:MOST_TOKENS]
-    best = translate_ids(model, [source], translator.settings, precision=translator.precision)[0][0]
-    target = best.tokens[:MOST_TOKENS]
-    sides = {SOURCE: [*source, END], READ: [START, *target], WRITTEN: [*target, END]}
-    device = next(model.parameters()).device
-    ids = {side: torch.tensor([numbers], device=device) for side, numbers in sides.items()}
-    with capture(model) as calls:
-        model.decode(ids[READ], model.encode(ids[SOURCE]))
-    labels = {side: label_tokens(tokenizer.tokens(numbers)) for side, numbers in sides.items()}
-    return sentence_of_calls(
-        labels, calls, text=text, translation=tokenizer.decode(best.tokens), sides=_sides_of_attention
-    )
-
-
-def _sides_of_attention(name: str) -> tuple[str, str]:
-    stack, _, kind = name.split(".")
-    return SIDES[f"{stack}.{kind}"]
+    source = translator.tokenizer.encode(clean_line(text))[:MOST_TOKENS]
+    best = translate_ids(translator.model, [source], translator.settings, precision=translator.precision)[0][0]
+    said = translator.tokenizer.decode(best.tokens)
+    return read_translation(translator, text, source, best.tokens[:MOST_TOKENS], said)

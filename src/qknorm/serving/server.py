@@ -42,6 +42,7 @@ def make_server(
         import uvicorn
 
         from qknorm.serving.app import create_app
+        from qknorm.serving.connections import ImpatientProtocol
     except ImportError as error:
         raise InputError(f"serving needs the package {error.name}; get it with pip install 'qknorm[serve]'") from None
     hosts = frozenset({*OWN_NAMES, host.lower(), *(name.lower() for name in names)}) if is_local(host) else None
@@ -52,6 +53,7 @@ def make_server(
         host=host,
         port=port,
         lifespan="on",
+        http=ImpatientProtocol,
         ws="none",
         access_log=False,
         server_header=False,

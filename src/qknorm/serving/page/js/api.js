@@ -11,9 +11,12 @@ export class Problem extends Error {
   }
 }
 
+/** Sends this key from now on; what no header could carry is no key, and the server will say so. */
 export function useKey(key) {
-  sessionStorage.setItem(KEY, key);
+  sessionStorage.setItem(KEY, key.replace(/[^\x21-\x7e]/g, "?"));
 }
+
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 async function request(path, body = null, signal = null) {
   const key = sessionStorage.getItem(KEY);

@@ -1,6 +1,6 @@
 // Puts the page together: languages, theme, key, and text that is translated while it is typed.
 
-import { listPairs, translate, useKey } from "./api.js";
+import { hasKey, listPairs, translate, useKey } from "./api.js";
 import * as closer from "./closer.js";
 import { byId, counted, make, showProblem } from "./elements.js";
 import * as files from "./files.js";
@@ -164,6 +164,7 @@ function report(error) {
   if (error.status === 401) {
     byId("key-form").hidden = false;
     byId("key").focus();
+    showProblem(hasKey() ? "The server does not take this key; try another." : null);
     return;
   }
   const wait = error.status === 429 && error.retryAfter ? ` (${error.retryAfter} s)` : "";
