@@ -20,7 +20,7 @@ NOTICES_SOON = {
     "health_check_period_ms": 1_000,
     "health_check_failure_threshold": 10,
 }
-"""Else the head takes half a minute to believe that a killed worker is dead."""
+"""Else the head takes longer to believe that a killed worker is dead."""
 
 
 @pytest.fixture(scope="module")
