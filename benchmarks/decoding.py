@@ -79,6 +79,15 @@ def measure(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
     return {name: statistics.median(taken[1:]) for name, taken in times.items()}
 
 
+def profile(jobs: dict[str, Callable[[], object]]) -> None:
+    """Prints the operations that take the most time in each job, after one to warm up."""
+    for name, job in jobs.items():
+        job()
+        with torch.profiler.profile() as seen:
+            job()
+        print(f"{name}\n{seen.key_averages().table(sort_by='self_cpu_time_total', row_limit=14)}", flush=True)
+
+
 def measure_run(args: argparse.Namespace) -> None:
     """Sentences a second of a trained run on a split of its data, all of `translate` included."""
     from qknorm.text.prepared import PreparedData
@@ -157,6 +166,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantize", choices=["int8"], help="of a trained run")
     parser.add_argument("--uncached", action="store_true", help="measure decoding without a cache too, which is slow")
     parser.add_argument("--only", default="", help="measure only the rows whose names begin so")
+    parser.add_argument("--profile", action="store_true", help="show where the time of each row goes instead")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
     return parser.parse_args()
@@ -179,6 +189,9 @@ def main() -> None:
     jobs = {**our_jobs(args, settings), **peer_jobs(args, settings)}
     jobs = {name: job for name, job in jobs.items() if name.startswith(args.only)}
     with quick_kernels(torch.device(args.device)):
+        if args.profile:
+            profile(jobs)
+            return
         seconds = measure(jobs, args.rounds)
     first = next(iter(seconds))
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"

@@ -1,6 +1,8 @@
 """Settings for all tests: one thread a worker, fixed seeds, the corpora where QKNORM_DATA has them."""
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,17 @@ def corpora() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("QKNORM_DATA names no folder of corpora")
     return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A headless Chromium; tests that need one skip where it is absent."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("there is no Chromium on this machine")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -1,11 +1,9 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from interpreted import run_in_interpreter
 from qknorm import MultiheadAttention, attend
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -15,17 +13,7 @@ CASES = ["fused_cases.py", "fused_attention_cases.py"]
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", CASES)
 def test_the_kernels_in_tritons_interpreter(cases: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name(cases))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    run_in_interpreter(Path(__file__).with_name(cases))
 
 
 @pytest.mark.gpu

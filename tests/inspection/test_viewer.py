@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,19 +125,6 @@ class Opened:
         box = cells.bounding_box()
         x, y = box["width"] * (column + 0.5) / shape[1], box["height"] * (row + 0.5) / shape[0]
         cells.hover(position={"x": x, "y": y})
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("there is no Chromium on this machine")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

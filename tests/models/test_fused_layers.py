@@ -1,14 +1,13 @@
 """The fused layers: their cases in Triton's interpreter, and that nothing is different where they are off."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from interpreted import run_in_interpreter
 from qknorm.config import Model
 from qknorm.models.fused_run import FlatParameters, current_run, kernels_apply, use_fused
 from qknorm.models.translator import Translator
@@ -18,18 +17,7 @@ CASES = Path(__file__).with_name("fused_layers_cases.py")
 
 @pytest.mark.slow
 def test_the_kernels_in_tritons_interpreter() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    run_in_interpreter(CASES)
 
 
 @pytest.mark.gpu

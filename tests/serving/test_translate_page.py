@@ -1,7 +1,6 @@
 """The page in a real browser: typing, pointing, keys, files, right-to-left languages, and what goes wrong."""
 
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 
@@ -26,19 +25,6 @@ class StepEngine:
     def explain(self, texts, **options):
         assert self.allowed.acquire(timeout=PATIENCE)
         return [Translation(text.upper(), -1.0, [Alternative(text.upper(), -1.0)], []) for text in texts]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("there is no Chromium on this machine")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 class Opened:

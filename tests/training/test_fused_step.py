@@ -1,13 +1,12 @@
 """Fused steps: their cases in Triton's interpreter, and that on the CPU asking for them changes nothing."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from interpreted import run_in_interpreter
 from qknorm.config import Dropout, Model, Training
 from qknorm.models.translator import Translator
 from qknorm.training.fast import Fast
@@ -18,18 +17,7 @@ CASES = Path(__file__).with_name("fused_step_cases.py")
 
 @pytest.mark.slow
 def test_the_kernels_in_tritons_interpreter() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(CASES)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout and "failed" not in done.stdout
+    run_in_interpreter(CASES)
 
 
 @pytest.mark.gpu

@@ -50,7 +50,7 @@ class Arguments:
     precision: Literal["float32", "bfloat16"] = "float32"
     """What to compute in; bfloat16 is faster where the processor has instructions for it."""
     quantize: Literal["int8"] | None = None
-    """Compute linear layers in 8-bit integers, on the CPU: about twice as fast as float32, at a small loss."""
+    """Compute linear layers in 8-bit integers, on the CPU: faster than float32, at a small loss."""
     limits: Limits = field(default_factory=Limits)
 
 

@@ -66,7 +66,7 @@ class Arguments:
     precision: Literal["float32", "bfloat16"] = "float32"
     """What to compute in; bfloat16 is faster where the processor has instructions for it."""
     quantize: Literal["int8"] | None = None
-    """Compute linear layers in 8-bit integers, on the CPU: about twice as fast as float32, at a small loss."""
+    """Compute linear layers in 8-bit integers, on the CPU: faster than float32, at a small loss."""
     engine: Literal["torch", "onnx", "ctranslate2"] = "torch"
     """What computes: PyTorch, or another runtime on a folder exported for it, which does not need PyTorch."""
 
