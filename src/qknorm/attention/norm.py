@@ -244,17 +244,9 @@ class QKNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if kind not in ("lp", "rms", "layer", "none"):
-            raise ValueError(f"kind must be lp, rms, layer or none, got {kind!r}")
         if scale_init is not None and length is not None:
             raise ValueError("the scale starts from scale_init or from length, not from both")
-        if p_learned and not (kind == "lp" and 1 < p < math.inf):
-            raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
-        if query_over not in ("head", "width"):
-            raise ValueError(f"query_over must be head or width, got {query_over!r}")
-        if query_over == "width" and (kind != "lp" or p_learned):
-            raise ValueError(f"query_over='width' needs kind='lp' and a fixed p, got {kind!r}, p_learned={p_learned}")
-        check_p(p)
+        _check_kind(kind, p, p_learned, query_over)
         self.query_over = query_over
         self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads or num_heads
         self.kind, self.p_init, self.values_normalized = kind, float(p), normalize_values
@@ -346,3 +338,15 @@ def _apply_in_own_dtype(norm: nn.Module, x: Tensor) -> Tensor:
     """Under autocast a norm may answer in float32; attention wants q, k and v alike."""
     y: Tensor = norm(x)
     return y.to(x.dtype)
+
+
+def _check_kind(kind: str, p: float, p_learned: bool, query_over: str) -> None:
+    if kind not in ("lp", "rms", "layer", "none"):
+        raise ValueError(f"kind must be lp, rms, layer or none, got {kind!r}")
+    if p_learned and not (kind == "lp" and 1 < p < math.inf):
+        raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
+    if query_over not in ("head", "width"):
+        raise ValueError(f"query_over must be head or width, got {query_over!r}")
+    if query_over == "width" and (kind != "lp" or p_learned):
+        raise ValueError(f"query_over='width' needs kind='lp' and a fixed p, got {kind!r}, p_learned={p_learned}")
+    check_p(p)
