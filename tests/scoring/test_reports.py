@@ -4,7 +4,7 @@ import json
 import pytest
 
 from qknorm.errors import InputError
-from qknorm.scoring import ScoringOptions, multi_bleu, score, score_report
+from qknorm.scoring import ScoringOptions, multi_bleu, multi_bleu_detok, score, score_report
 
 TOKENS = ["It &apos;s the organization &apos;s office .", "I really , really loved my job .", "Is it so ?"]
 WORSE = ["It &apos;s an office .", "I loved my job .", "It is ?"]
@@ -20,9 +20,12 @@ def test_one_system_has_scores_and_no_comparison() -> None:
     assert report.comparisons == () and report.notes == ()
 
 
-def test_tokenised_text_alone_gets_only_multi_bleu() -> None:
+def test_tokenised_text_alone_gets_only_the_numbers_of_the_scripts() -> None:
     report = score_report({"out": WORSE}, [TOKENS], ScoringOptions(tokenized=True))
-    assert list(report.systems[0].scores) == [multi_bleu(WORSE, [TOKENS])] and report.notes == ()
+    assert (
+        list(report.systems[0].scores) == [multi_bleu(WORSE, [TOKENS]), multi_bleu_detok(WORSE, [TOKENS])]
+        and report.notes == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,10 +36,10 @@ def test_tokenised_text_alone_gets_only_multi_bleu() -> None:
         ("treebank", True, "unescape+treebank-detok"),
     ],
 )
-def test_tokenised_text_is_detokenised_for_all_but_multi_bleu(detokenizer: str, unescape: bool, prep: str) -> None:
+def test_tokenised_text_is_detokenised_for_all_but_the_scripts(detokenizer: str, unescape: bool, prep: str) -> None:
     options = ScoringOptions(tokenized=True, detokenize=detokenizer, unescape=unescape)  # type: ignore[arg-type]
-    first, *others = score_report({"out": WORSE}, [TOKENS], options).systems[0].scores
-    assert first == multi_bleu(WORSE, [TOKENS])
+    first, second, *others = score_report({"out": WORSE}, [TOKENS], options).systems[0].scores
+    assert first == multi_bleu(WORSE, [TOKENS]) and second == multi_bleu_detok(WORSE, [TOKENS])
     assert [found.value for found in others] == [found.value for found in score(PLAIN_WORSE, [PLAIN])]
     assert all(f"|prep:{prep}|version:" in found.signature for found in others)
 

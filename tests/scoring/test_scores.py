@@ -6,7 +6,7 @@ import sacrebleu.tokenizers.tokenizer_ja_mecab as ja_mecab
 import sacrebleu.tokenizers.tokenizer_ko_mecab as ko_mecab
 
 from qknorm.errors import InputError
-from qknorm.scoring import corpus_bleu, multi_bleu, score, tokenized_bleu
+from qknorm.scoring import corpus_bleu, multi_bleu, multi_bleu_detok, score, tokenized_bleu
 
 HYPOTHESES = ["The cat sat on the mat today.", "It's raining , again", "", "Nobody knows why they left so early."]
 REFERENCE = ["The cat sat on the red mat.", "It is raining again.", "Yes.", "Nobody knows why they left early."]
@@ -66,6 +66,15 @@ def test_multi_bleu_by_hand() -> None:
     assert found.signature == (
         f"nrefs:1|case:mixed|eff:no|tok:ascii-blanks|smooth:none|script:multi-bleu|version:{VERSION}"
     )
+
+
+def test_multi_bleu_detok_makes_its_own_tokens_of_tokens_and_entities() -> None:
+    # "I & apos ; m here ." against "I & apos ; m there .": 6 of 7, 4 of 6, 3 of 5, 2 of 4 (worked out by hand)
+    found = multi_bleu_detok(["I &apos;m here ."], [["I &apos;m there ."]])
+    assert found.details["matches"] == [6, 4, 3, 2] and found.details["ngrams"] == [7, 6, 5, 4]
+    assert found.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25)
+    assert found.signature == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:none|script:multi-bleu-detok|version:{VERSION}"
+    assert multi_bleu(["I &apos;m here ."], [["I &apos;m there ."]]).details["matches"] == [3, 1, 0, 0]
 
 
 def test_multi_bleu_by_hand_over_two_sentences() -> None:

@@ -7,7 +7,7 @@ from paper_cases import prepare_copy, tiny
 from qknorm.studies.grid import work
 from qknorm.studies.grid.claims import find_holder, take
 from qknorm.studies.grid.jobs import FAILURE, GIVEN_OUT, Job, is_free, look, read_result, read_translations
-from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
+from qknorm.studies.grid.scores import MOSES, RELEASED, TOKENISED, TREEBANK
 from qknorm.studies.grid.work import do
 from qknorm.training.checkpoint import list_steps
 from qknorm.training.translation import TranslationTask
@@ -29,7 +29,7 @@ def test_a_job_is_trained_scored_and_done_once(data, tmp_path, monkeypatch):
     assert do(job.folder, "cpu") == "done"
     result = read_result(job.folder)
     assert (result.status, result.steps) == ("finished", 8)
-    assert set(result.scores) == {TOKENISED, MOSES, TREEBANK}
+    assert set(result.scores) == {TOKENISED, RELEASED, MOSES, TREEBANK}
     assert all(score["signature"] for score in result.scores.values())
     assert len(read_translations(job.folder)) == len(data.split("test"))
     assert result.made_by["code"] == job.code

@@ -4,7 +4,7 @@ from qknorm.scoring.detokenizing import detokenize, treebank_detokenize, unescap
 from qknorm.scoring.paired_tests import ComparedSystem, Comparison, compare
 from qknorm.scoring.reports import ScoreReport, ScoringOptions, SystemScores, score_report
 from qknorm.scoring.resampling import Interval
-from qknorm.scoring.scores import METRICS, Score, corpus_bleu, multi_bleu, score, tokenized_bleu
+from qknorm.scoring.scores import METRICS, Score, corpus_bleu, multi_bleu, multi_bleu_detok, score, tokenized_bleu
 
 __all__ = [
     "METRICS",
@@ -19,6 +19,7 @@ __all__ = [
     "corpus_bleu",
     "detokenize",
     "multi_bleu",
+    "multi_bleu_detok",
     "score",
     "score_report",
     "tokenized_bleu",

@@ -17,7 +17,9 @@ from qknorm.scoring.resampling import Statistics
 Progress = Callable[[str, int, int | None], None]
 Detail = float | int | list[float] | list[int]
 
-METRICS = ("bleu", "chrf", "chrf++", "ter", "multi-bleu")
+METRICS = ("bleu", "chrf", "chrf++", "ter", "multi-bleu", "multi-bleu-detok")
+AS_GIVEN = ("multi-bleu", "multi-bleu-detok")
+"""The numbers of Moses' scripts on the text as it is, whatever is done to it for the other metrics."""
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
 
 _TOKENIZER_OF_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -54,6 +56,9 @@ class Metric:
             self._signed = {"case": "lc-ascii"} if self._lowercase else {}
             self._signed |= {"tok": "ascii-blanks", "script": "multi-bleu"}
             return BLEU(tokenize="none", smooth_method="none", force=True)
+        if self.name == "multi-bleu-detok":
+            self._signed = {"script": "multi-bleu-detok"}
+            return BLEU(tokenize="13a", lowercase=self._lowercase, smooth_method="none", force=True)
         if self.name == "ter":
             by_character = language in _WITHOUT_SPACES
             return TER(normalized=by_character, asian_support=by_character)

@@ -8,7 +8,7 @@ from qknorm.errors import InputError
 from qknorm.scoring.detokenizing import detokenize, treebank_detokenize, unescape_entities
 from qknorm.scoring.languages import primary_language
 from qknorm.scoring.line_checks import check_parallel, name_references
-from qknorm.scoring.metrics import Metric, Progress
+from qknorm.scoring.metrics import AS_GIVEN, Metric, Progress
 from qknorm.scoring.paired_tests import Comparison, check_baseline, compare_counts
 from qknorm.scoring.scores import Score, score_counts
 
@@ -18,13 +18,13 @@ class ScoringOptions:
     """How to score. The text is prepared alike on both sides, unless `raw_references` leaves the references alone."""
 
     metrics: tuple[str, ...] | None = None
-    """bleu, chrf, chrf++, ter, multi-bleu; by default the first, second and fourth, or what `tokenized` says."""
+    """Of bleu, chrf, chrf++, ter, multi-bleu, multi-bleu-detok; by default bleu, chrf, ter, or what `tokenized` says."""
     tokenized: bool = False
-    """The text is tokenised: give the Moses multi-bleu number, and no other unless `detokenize` is set too."""
+    """The text is tokenised: give the numbers of Moses' two scripts, and no other unless `detokenize` is set too."""
     detokenize: Literal["moses", "treebank"] | None = None
-    """Detokenise before every metric but multi-bleu; "moses" also undoes entities, "treebank" is NLTK's way."""
+    """Detokenise before every metric but those two; "moses" also undoes entities, "treebank" is NLTK's way."""
     unescape: bool = False
-    """Undo the entities of the Moses tokeniser (&apos; and its like) before every metric but multi-bleu."""
+    """Undo the entities of the Moses tokeniser (&apos; and its like) before every metric but those two."""
     raw_references: bool = False
     """The references are plain text already: prepare only the translations."""
     lang: str = ""
@@ -85,7 +85,7 @@ def score_report(
     scores: dict[str, list[Score]] = {name: [] for name in systems}
     comparisons = []
     for metric in metrics:
-        as_given = metric.name == "multi-bleu"
+        as_given = metric.name in AS_GIVEN
         prep = "" if as_given else _describe_preparation(options)
         texts, targets = (systems, references) if as_given else (prepared, prepared_references)
         counts = {name: metric.count(lines, targets, _named(progress, name), name) for name, lines in texts.items()}
@@ -97,7 +97,7 @@ def score_report(
                 compare_counts(metric, counts, baseline, options.samples, options.trials, options.seed, prep)
             )
     notes = _note_missing_tokenizers(metrics)
-    if any(metric.name != "multi-bleu" for metric in metrics):
+    if any(metric.name not in AS_GIVEN for metric in metrics):
         named_references = zip(name_references(references, reference_names), prepared_references, strict=True)
         for name, lines in [*prepared.items(), *named_references]:
             notes += _note_leftovers(name, lines)
@@ -112,7 +112,7 @@ def _choose_metrics(options: ScoringOptions) -> list[Metric]:
     if names is None:
         names = () if options.tokenized and not options.detokenize else ("bleu", "chrf", "ter")
     if options.tokenized:
-        names = ("multi-bleu", *names)
+        names = (*AS_GIVEN, *names)
     if not names:
         raise InputError("metrics is empty: name at least one metric, such as bleu")
     return [Metric(name, options.lang, options.tokenizer, options.lowercase) for name in dict.fromkeys(names)]

@@ -7,7 +7,16 @@ from qknorm.scoring.line_checks import check_parallel
 from qknorm.scoring.metrics import METRICS, Detail, Metric, Progress
 from qknorm.scoring.resampling import Interval, Statistics, bootstrap_totals, estimate_interval
 
-__all__ = ["METRICS", "Score", "corpus_bleu", "multi_bleu", "score", "score_counts", "tokenized_bleu"]
+__all__ = [
+    "METRICS",
+    "Score",
+    "corpus_bleu",
+    "multi_bleu",
+    "multi_bleu_detok",
+    "score",
+    "score_counts",
+    "tokenized_bleu",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,16 @@ def multi_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *
     It is 0 where some order has no match. `lowercase` is the script's -lc, which lowers only A to Z.
     """
     return score(hypotheses, references, ("multi-bleu",), lowercase=lowercase)[0]
+
+
+def multi_bleu_detok(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+    """The number of Moses' multi-bleu-detok.perl, which makes its own tokens (mteval's 13a) of any text it is given.
+
+    It is meant for plain text. The released QKNorm code runs it on tokenised text: there an `&apos;` of Moses'
+    tokeniser becomes the three tokens `& apos ;`, which match easily, so that the score is higher, by about two BLEU
+    on English text of the TED talks.
+    """
+    return score(hypotheses, references, ("multi-bleu-detok",))[0]
 
 
 def corpus_bleu(hypotheses: Sequence[str], reference: Sequence[str], *, lang: str = "") -> float:

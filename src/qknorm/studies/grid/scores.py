@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 
 from qknorm.scoring import detokenize, treebank_detokenize
-from qknorm.scoring.metrics import Metric
+from qknorm.scoring.metrics import AS_GIVEN, Metric
 from qknorm.scoring.resampling import Statistics
 from qknorm.scoring.scores import Score, score_counts
 
-TOKENISED, MOSES, TREEBANK, PLAIN = "multi-bleu", "bleu-moses", "bleu-treebank", "bleu"
-"""BLEU over the tokens as they are; after Moses' detokeniser; after NLTK's Treebank one; of text never tokenised."""
+TOKENISED, RELEASED, MOSES, TREEBANK, PLAIN = "multi-bleu", "multi-bleu-detok", "bleu-moses", "bleu-treebank", "bleu"
+"""BLEU over the tokens as they are; as the released code scores them; after Moses' detokeniser; after NLTK's Treebank
+one; of text never tokenised."""
 
 
 def measures_for(pretokenized: bool) -> tuple[str, ...]:
     """The measures that fit a text; the first is the one it was chosen by on dev."""
-    return (TOKENISED, MOSES, TREEBANK) if pretokenized else (PLAIN,)
+    return (TOKENISED, RELEASED, MOSES, TREEBANK) if pretokenized else (PLAIN,)
 
 
 class Measure:
@@ -21,7 +22,7 @@ class Measure:
 
     def __init__(self, name: str, language: str) -> None:
         self.name, self._language = name, language
-        self.metric = Metric("multi-bleu") if name == TOKENISED else Metric("bleu", language)
+        self.metric = Metric(name) if name in AS_GIVEN else Metric("bleu", language)
 
     def count(self, translations: Sequence[str], references: Sequence[str]) -> Statistics:
         """What the measure counts, one row a sentence."""

@@ -19,8 +19,9 @@ NOTHING = "–"
 RESULTS = "results.csv"
 WORDS = frozenset({"pair", "system", "outcome", "settings", "attention"})
 CSV_COLUMNS = (
-    "experiment", "pair", "system", "seed", "status", "dev_bleu", "bleu", "multi-bleu", "bleu-moses", "bleu-treebank",
-    "best_step", "steps", "seconds", "parameters", "device", "qknorm", "torch", "commit", "code", "folder", "reason",
+    "experiment", "pair", "system", "seed", "status", "dev_bleu", "bleu", "multi-bleu", "multi-bleu-detok",
+    "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "parameters", "device", "qknorm", "torch", "commit",
+    "code", "folder", "reason",
 )  # fmt: skip
 
 
