@@ -3,6 +3,7 @@
 python benchmarks/attention.py                                   # lengths 64 … 8,192 on this machine
 python benchmarks/attention.py --lengths 1024 2048 --out attention.md
 python benchmarks/attention.py --figure attention.png            # on a GPU: ratios over length as a picture
+python benchmarks/attention.py --training                        # on a GPU: with dropout and padding, short sentences
 python benchmarks/attention.py --tune                            # on a GPU: the best blocks of the attention kernels
 """
 
@@ -161,6 +162,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the ratios over length here (GPU)")
     parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for each number (GPU)")
     parser.add_argument("--tune", action="store_true", help="only look for the best blocks of the kernels (GPU)")
+    parser.add_argument("--training", action="store_true", help="only as translators train: dropout, padding (GPU)")
     args = parser.parse_args()
     torch.manual_seed(0)
     console = Console()
@@ -171,10 +173,10 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     made_with = f"{args.dtype}, PyTorch {torch.__version__}, Python {platform.python_version()}"
     if args.device == "cuda":
-        from attention_gpu import measure_all, tune
+        from attention_gpu import measure_all, measure_training, tune
 
         title = f"{where}, {made_with}; ratios are to the first of each group"
-        lines = tune(args) if args.tune else measure_all(args, title)
+        lines = tune(args) if args.tune else (measure_training if args.training else measure_all)(args, title)
         for line in lines:
             show(line)
     else:

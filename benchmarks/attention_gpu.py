@@ -245,6 +245,36 @@ def draw_figure(results: dict[Regime, list[Row]], path: Path) -> None:
     plt.close(figure)
 
 
+def measure_training(args: argparse.Namespace, where: str) -> list[str]:
+    """Attention as translators train it: dropout, padding, few heads; the ways that `auto` chooses between."""
+    lines = [
+        where,
+        "",
+        "| length × batch, heads | seen | one pass + SDPA, ms | fused, ms | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for heads, head_dim in ((8, 64), (4, 128), (16, 32)):
+        for length in (16, 32, 64, 96, 128, 192, 256, 512):
+            regime = Regime(max(1, 4_096 // length), heads, length, head_dim)
+            inputs, to_out = draw_inputs(regime, args.device, getattr(torch, args.dtype))
+            q, k, v, scale = inputs
+            real = torch.arange(length, device=args.device) < torch.linspace(
+                length // 2, length, regime.batch, device=args.device
+            ).view(-1, 1, 1, 1)
+            for seen, how in {"unpadded keys": {"mask": real}, "earlier keys": {"is_causal": True}}.items():
+                settings = {"scale": scale, "p": 2.0, "dropout": 0.3, **how}
+                unit = lambda: (normalize_scaled(q, 2.0, scale), normalize_scaled(k, 2.0, 1.0))  # noqa: B023, E731
+                jobs = {
+                    PLAIN: lambda: attend(*unit(), v, **{**settings, "scale": 1.0, "p": None}),  # noqa: B023
+                    FUSED: lambda: attend(q, k, v, **settings, backend="fused"),  # noqa: B023
+                }
+                found = measure_steps({name: make_step(job, inputs, to_out, True) for name, job in jobs.items()}, 10)
+                plain, fused = (found[name].milliseconds for name in (PLAIN, FUSED))
+                lines.append(f"| {regime} | {seen} | {plain:.3f} | {fused:.3f} | **{fused / plain:.2f}×** |")
+                warn(lines[-1])
+    return lines
+
+
 def tune(args: argparse.Namespace) -> list[str]:
     """Lines for the table of `fused_tuning`: the fastest candidate for each kernel, head dimension and length."""
     lines = []

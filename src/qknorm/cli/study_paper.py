@@ -70,7 +70,7 @@ class Arguments:
     figure: tuple[Literal["1", "2"], ...] = ()
     """Figures of the paper, drawn from our own models of Table 2: 1 is dot-product attention, 2 QKNorm."""
     beyond: tuple[str, ...] = ()
-    """Experiments that the paper left out: control, norms, lp, warmup, bpe-dropout, learning-rate, depth."""
+    """Experiments beyond the paper: control, norms, width-query, lp, warmup, bpe-dropout, learning-rate, depth."""
     pair: str | None = None
     """Language pair, such as gl-en; the paper's own for each table if not given."""
     systems: tuple[str, ...] = ()

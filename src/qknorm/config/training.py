@@ -78,7 +78,8 @@ class Optimisation(Settings):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on GPUs and processors that multiply it (there from width 256 on), float32 elsewhere."""
     compile: bool | None = None
-    """Use torch.compile; by default where it pays."""
+    """On a GPU: True compiles layers by torch.compile, False computes by PyTorch alone, and by default our own kernels
+    run where they apply, or else torch.compile where it pays. On the CPU only True compiles."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: every GPU holds the whole model, or a share of it."""
     log_every: int = Field(default=50, ge=1)

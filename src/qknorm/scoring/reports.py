@@ -18,7 +18,7 @@ class ScoringOptions:
     """How to score. The text is prepared alike on both sides, unless `raw_references` leaves the references alone."""
 
     metrics: tuple[str, ...] | None = None
-    """Of bleu, chrf, chrf++, ter, multi-bleu, multi-bleu-detok; by default bleu, chrf, ter, or what `tokenized` says."""
+    """Of bleu, chrf, chrf++, ter, multi-bleu, multi-bleu-detok; if not given bleu, chrf, ter, or see `tokenized`."""
     tokenized: bool = False
     """The text is tokenised: give the numbers of Moses' two scripts, and no other unless `detokenize` is set too."""
     detokenize: Literal["moses", "treebank"] | None = None

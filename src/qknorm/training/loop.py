@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from qknorm.config import Optimisation
 from qknorm.errors import InputError
+from qknorm.models.translator import Translator
 from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
+from qknorm.training.fast import Fast
 from qknorm.training.interruption import Interruption
 from qknorm.training.metrics import BLEU, Measure
 from qknorm.training.parallel import Team
@@ -92,7 +94,9 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(device)
         self.spread = parallel.spread(self.model, self.team, settings.parallel)
-        self.stepper = TrainingStep(self.spread.module, self.model, settings, device, self.task.objective())
+        self.stepper = TrainingStep(
+            self.spread.module, self.model, settings, device, self.task.objective(), choose_fast(self.model, settings)
+        )
         self.group = self.team.size * settings.accumulate
         self.batches = self.task.batches(device, self.group)
         self.rate = LearningRate(settings.schedule, self.model.settings.width, settings.max_steps)
@@ -364,6 +368,12 @@ class Trainer:
             self._prune()
         if self.recorder is not None:
             self.recorder.truncate_to(step)
+
+
+def choose_fast(model: nn.Module, settings: Optimisation) -> Fast:
+    """The parts of a step that run by our own kernels: all, for the models they are made for, where nobody chose."""
+    made_for = isinstance(model, Translator) and model.settings.norm_position == "pre" and model.settings.norm != "none"
+    return Fast.everything() if made_for and settings.compile is None else Fast()
 
 
 def _seconds_so_far(run: Path) -> float:

@@ -155,6 +155,19 @@ BEYOND: dict[str, Experiment] = {
             "qknorm",
         ),
         Experiment(
+            "width-query",
+            "The price of a cross-attention that CTranslate2 can run: its queries normalised over the model's width",
+            (
+                QKNORM,
+                System(
+                    "width-query",
+                    "cross-attention's queries normalised over the width",
+                    changes={"model.attention.cross_query_norm": "width"},
+                ),
+            ),
+            "qknorm",
+        ),
+        Experiment(
             "lp",
             "The p of the Lp norm, the scale started at the temperature of p = 2",
             (
