@@ -15,6 +15,7 @@ import torch
 from tasks import WORDS, Tiny, call, command, environment, refuse, remains, sentences, succeed, upper, write_pairs
 
 from qknorm.training import loop, run_folder
+from qknorm.training.leftovers import alone_in
 
 SIDES = ("--source", "aa", "--target", "bb")
 
@@ -185,6 +186,14 @@ def succeed_with_notes(capsys: pytest.CaptureFixture[str], *words: object) -> st
 
     main([str(word) for word in words])
     return capsys.readouterr().err
+
+
+def test_a_run_folder_in_use(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Path) -> None:
+    for run, more in ((tmp_path / "new", ()), (tiny.run, ("--resume",))):
+        with alone_in(run):
+            told = refuse(capsys, "train", tiny.data, "--run", run, *more)
+        assert told == f"qknorm: another training is at work in {run}; wait for it, stop it, or name another --run"
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_run_folder_exists(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Path) -> None:

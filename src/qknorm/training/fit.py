@@ -1,7 +1,7 @@
 """Training as one call: opens the data, lays out or reopens the run folder, joins the team, trains."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +16,7 @@ from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import list_steps
 from qknorm.training.language_modelling import LanguageModelTask
 from qknorm.training.language_run import LanguageModelAbout, create_language_run, read_language_run
+from qknorm.training.leftovers import alone_in
 from qknorm.training.loop import Observer, Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
 from qknorm.training.record import Recorder
@@ -56,8 +57,9 @@ def train(
     kind = _kind_of(data)
     opened = kind.open(data)
     team = join_team(device)
+    alone = ExitStack()
     try:
-        own, facts = _open_run(kind, run, settings, data, opened, team, resume)
+        own, facts = _open_run(kind, run, settings, data, opened, team, resume, alone)
         training, task = own.training, kind.task(own, facts, opened)
         recorder = None
         if team.leads:
@@ -80,6 +82,7 @@ def train(
                 recorder.close()
     finally:
         leave_team()
+        alone.close()
     return outcome if team.leads else None
 
 
@@ -166,17 +169,20 @@ def _open_run(
     opened: Opened,
     team: Team,
     resume: bool,
+    alone: ExitStack,
 ) -> tuple[AnyTrain, Facts]:
-    """The settings and facts of the run, laid out anew or, to resume, as they are."""
+    """The settings and facts of the run, laid out anew or as they are; `alone` keeps other trainings out."""
     if settings is not None and not isinstance(settings, kind.settings):
         raise InputError(
             f"{data} is a {kind.form} and trains a {kind.makes}; give its settings, such as the preset {kind.example}"
         )
     if resume:
-        return _reopen(kind, run, settings, data, opened)
+        found = _reopen(kind, run, settings, data, opened)
+        team.lead(lambda: alone.enter_context(alone_in(run)))
+        return found
     if settings is None:
         raise InputError(f'{run} would be a new run, which needs settings, such as qknorm.preset("{kind.example}")')
-    team.lead(lambda: _lay_out(kind, run, settings, opened))
+    team.lead(lambda: _lay_out(kind, run, settings, opened, alone))
     own, facts = kind.read(run)
     return own, facts
 
@@ -201,13 +207,14 @@ def _reopen(
     return own, facts
 
 
-def _lay_out(kind: Kind[Any, Any, Any], run: Path, settings: AnyTrain, opened: Opened) -> None:
+def _lay_out(kind: Kind[Any, Any, Any], run: Path, settings: AnyTrain, opened: Opened, alone: ExitStack) -> None:
     """A new run folder, also where a training died before its first checkpoint."""
     if is_run(run):
         if list_steps(run):
             raise InputError(f"{run} exists already; add --resume to go on with it")
     elif run.exists() and not (run.is_dir() and is_unborn(run)):
         raise InputError(f"{run} exists already; name another --run")
+    alone.enter_context(alone_in(run))
     kind.create(run, settings, opened)
 
 

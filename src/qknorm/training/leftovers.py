@@ -1,4 +1,4 @@
-"""What writers that were killed left in a checkpoints folder, cleared away without disturbing one that still writes."""
+"""One training in a run folder at a time; what killed writers left there, removed without disturbing a live one."""
 
 import os
 import shutil
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from qknorm.errors import InputError
 
 if sys.platform != "win32":
     import fcntl
@@ -23,6 +25,17 @@ def hold_and_sweep(folder: Path) -> Iterator[None]:
 def undisturbed(folder: Path) -> Iterator[None]:
     """For readers: waits for the writer of `folder`, if there is one, and keeps others out until the end."""
     with _locked(folder, wait=True):
+        yield
+
+
+@contextmanager
+def alone_in(run: Path) -> Iterator[None]:
+    """Keeps other trainings out of a run folder until the end, or the death of this process; refuses where one is."""
+    with suppress(OSError):  # who lays the run out says what is wrong
+        run.mkdir(parents=True, exist_ok=True)
+    with _locked(run, wait=False) as got:
+        if got is False:
+            raise InputError(f"another training is at work in {run}; wait for it, stop it, or name another --run")
         yield
 
 
@@ -50,15 +63,16 @@ def _clear(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
+def _locked(folder: Path, *, wait: bool) -> Iterator[bool | None]:
     """Locks `folder` until the end, or the death of this process; yields whether the lock was got.
 
-    Where there are no locks (Windows, some network file systems), a run has one writer, and only that one clears away.
+    It yields None where there are no locks (Windows, some network file systems): there a run has one writer, and only
+    that one clears away.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield False
+        yield None
         return
     try:
         yield _try_lock(descriptor, wait)
@@ -66,11 +80,13 @@ def _locked(folder: Path, *, wait: bool) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int, wait: bool) -> bool:
+def _try_lock(descriptor: int, wait: bool) -> bool | None:
     if sys.platform == "win32":
-        return False
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True
