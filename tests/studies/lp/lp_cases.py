@@ -10,21 +10,13 @@ from qknorm.studies.lp.records import Point, Record
 WORDS = "the quick brown fox jumps over a lazy dog; quis custodiet ipsos custodes? ßü\n"
 
 
-def tiny_study(dropout: float = 0.0, iterations: int = 6, **more: object) -> LpStudy:
+def tiny_study(dropout: float = 0.0, iterations: int = 6, context: int = 12, **more: object) -> LpStudy:
     """Trains in a blink."""
     model = LanguageModel(
-        width=16, feed_forward=32, layers=2, heads=2, context=12, dropout=LanguageModelDropout.everywhere(dropout)
+        width=16, feed_forward=32, layers=2, heads=2, context=context, dropout=LanguageModelDropout.everywhere(dropout)
     )
-    return LpStudy(
-        model=model,
-        fold_count=3,
-        iterations=iterations,
-        batch=3,
-        evaluate_every=4,
-        warmup=2,
-        precision="float32",
-        **more,  # type: ignore[arg-type]
-    )
+    settings = {"fold_count": 3, "batch": 3, "evaluate_every": 4, "warmup": 2, "precision": "float32", **more}
+    return LpStudy(model=model, iterations=iterations, **settings)  # type: ignore[arg-type]
 
 
 def tiny_text() -> Text:

@@ -20,7 +20,7 @@ from qknorm.studies.lp.design import (
 )
 from qknorm.studies.lp.records import Point, Record, StudyFolder, write_curves
 from qknorm.studies.lp.training import Execution
-from qknorm.studies.lp.work import News, Plan, make_stacks, name_stack, run_missing
+from qknorm.studies.lp.work import News, Plan, _Clock, make_stacks, name_stack, run_missing
 
 TEXT = tiny_text()
 RUNS = [Run("dot-product", None, 0), Run("same-scale", 2.0, 0), Run("same-scale", 2.0, 1), Run("matched", 3.0, 1)]
@@ -169,8 +169,22 @@ def test_stacks_are_of_one_p() -> None:
     stacks = make_stacks(runs, 4)
     assert [run for stack in stacks for run in stack] == runs
     assert all(len({(run.p, run.arm == "learned-p") for run in stack}) == 1 for stack in stacks)
-    assert max(map(len, stacks)) == 4  # both arms of p = 3 share stacks
+    assert [len(stack) for stack in stacks] == [3, 3, 3, 3, 3]  # dot products, learned p, p = 2, both arms of p = 3
+    assert [len(stack) for stack in make_stacks(runs, 6)] == [3, 3, 3, 6]
     assert len({name_stack(stack) for stack in stacks}) == len(stacks)
+
+
+def test_the_clock_goes_by_the_slowest_of_the_newest_stacks() -> None:
+    clock = _Clock(minutes=1)
+    pair = [Run("same-scale", 2.0, fold) for fold in range(2)]
+    assert clock.allows(pair)  # nothing is known yet
+    for seconds in (90.0, 20.0, 20.0):  # of two runs; the first has compiled
+        clock.note(News("a stack", 1, 1, None, runs=2, finished=True, seconds=seconds))
+    assert not clock.allows(pair)
+    clock.note(News("a stack", 0, 1, None, runs=2))
+    assert not clock.allows(pair)
+    clock.note(News("a stack", 1, 1, None, runs=2, finished=True, seconds=30.0))
+    assert clock.allows(pair) and not clock.allows([*pair, *pair, pair[0]])
 
 
 def test_parts_in_words() -> None:

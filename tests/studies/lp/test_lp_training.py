@@ -1,22 +1,27 @@
 """Training together is training alone: side by side, stacked, and beside a loop written down plainly."""
 
+import functools
 import math
 
 import pytest
 import torch
 from lp_cases import tiny_study, tiny_text
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
-from qknorm.attention import attend_with_weights
+from qknorm.attention import MultiheadAttention, attend_with_weights
 from qknorm.errors import InputError
-from qknorm.models.language_model import LanguageModel
+from qknorm.models.language_model import LanguageModel, Layer
+from qknorm.studies.lp.around_attention import compile_around_attention
 from qknorm.studies.lp.design import LpStudy, Run, run_seed
 from qknorm.studies.lp.evaluation import Evaluator, entropy_and_saturation
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
 from qknorm.studies.lp.records import Record
 from qknorm.studies.lp.stack import learning_rates
-from qknorm.studies.lp.training import Execution, evaluation_points, train_stack
+from qknorm.studies.lp.stacked import KERNELS, Stacked
+from qknorm.studies.lp.training import Execution, evaluation_points, make_stack, train_stack
 
 SIDE_BY_SIDE, STACKED = Execution(), Execution(together="stacked")
 TEXT = tiny_text()
@@ -81,28 +86,112 @@ def test_together_is_alone(runs: list[Run], execution: Execution) -> None:
         assert record.final == pytest.approx(validation, abs=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
-    "execution",
-    [
-        Execution("cuda", streams=1),
-        Execution("cuda", streams=2),
-        Execution("cuda", compiled="layers"),
-        Execution("cuda", compiled="whole"),
-        Execution("cuda", "stacked"),
-        Execution("cuda", "stacked", "whole"),
-    ],
-    ids=str,
-)
-def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution) -> None:
-    study = tiny_study(learning_rate=1e-2, clip=0.5)
-    runs = [Run("same-scale", 3.0, 0), Run("matched", 3.0, 1), Run("same-scale", 3.0, 2)]
+DOT_PRODUCT, LEARNED = Run("dot-product", None, 0), Run("learned-p", 2.0, 0)
+THREE = [Run("same-scale", 3.0, 0), Run("matched", 3.0, 1), Run("same-scale", 3.0, 2)]
+
+
+def check_against_plain(runs: list[Run], study: LpStudy, execution: Execution) -> None:
     for record, run in zip(train_stack(runs, study, TEXT, execution), runs, strict=True):
         plain, model = train_plainly(run, study)
         expected = [sum(plain[:4]) / 4, sum(plain[4:]) / 2]
         assert [point.training for point in record.curve[1:]] == pytest.approx(expected, abs=2e-3)
         assert record.curve[-1].scales == pytest.approx(list(model.scales().values()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("execution", "context"),
+    [
+        (Execution("cuda", streams=1), 12),
+        (Execution("cuda", streams=2), 12),
+        (Execution("cuda", compiled="layers"), 12),
+        (Execution("cuda", compiled="whole"), 12),
+        *((Execution("cuda", "stacked"), context) for context in (12, 13, 32, 33)),
+        (Execution("cuda", "stacked", "whole"), 13),
+    ],
+    ids=str,
+)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution, context: int) -> None:
+    check_against_plain(THREE, tiny_study(context=context, learning_rate=1e-2, clip=0.5), execution)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("execution", "run", "context"),
+    [
+        *((Execution("cuda", "stacked"), run, 13) for run in (THREE[0], DOT_PRODUCT, LEARNED)),
+        (Execution("cuda", "stacked"), THREE[0], 32),
+        (Execution("cuda"), THREE[0], 13),
+        (Execution("cuda", compiled="layers"), THREE[0], 32),
+        (Execution("cuda", compiled="layers"), LEARNED, 32),
+    ],
+    ids=str,
+)
+def test_every_way_agrees_in_bfloat16_on_a_gpu(execution: Execution, run: Run, context: int) -> None:
+    study = tiny_study(context=context, learning_rate=1e-2, clip=0.5)
+    expected = losses(train_stack([run], study, TEXT, SIDE_BY_SIDE)[0])
+    assert expected[0] - expected[-1] > 0.05  # what is learned shows
+    half = study.model_copy(update={"precision": "bfloat16"})
+    assert losses(train_stack([run], half, TEXT, execution)[0]) == pytest.approx(expected, abs=1.5e-2)
+
+
+@pytest.mark.parametrize("context", [12, 13])
+def test_a_gpus_stack_attends_by_kernels_that_know_stacks(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 on a GPU takes plain products, here on the CPU; all kernels but these are closed to it."""
+    assert set(KERNELS) == {SDPBackend.FLASH_ATTENTION, SDPBackend.MATH}
+    monkeypatch.setattr("qknorm.studies.lp.stacked.KERNELS", [SDPBackend.MATH])
+    study = tiny_study(context=context, learning_rate=1e-2)
+    by_backend = []
+    for backend in ("reference", "sdpa"):
+        stack = make_stack(THREE, study, TEXT, STACKED)
+        assert isinstance(stack, Stacked)
+        for attention in stack._form.attentions().values():
+            attention.backend = backend
+        stack.run(5)
+        by_backend.append([stack.read_losses(), [stack.state(2)[name].norm().item() for name in stack.state(2)]])
+    assert by_backend[1][0] == pytest.approx(by_backend[0][0], abs=1e-5)
+    assert by_backend[1][1] == pytest.approx(by_backend[0][1], rel=1e-5)
+
+
+def test_compiled_layers_are_two_programs_for_every_p(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They give what plain layers give, in values and in what is learned, and nothing is compiled for another p."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    counters["stats"].clear()
+    for runs in (THREE, [DOT_PRODUCT], [Run("same-scale", 1.0, 0)], [LEARNED]):
+        check_against_plain(runs, tiny_study(learning_rate=1e-2, clip=0.5), Execution(compiled="layers"))
+        assert counters["stats"]["unique_graphs"] == 2
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("changes", "raw"),
+    [
+        ({"kv_heads": 1, "biases": True}, False),
+        ({"kv_heads": 1, "biases": True}, True),
+        ({"positions": "rotary"}, False),
+        ({"positions": "rotary", "rotary_order": "before_norm"}, True),
+    ],
+    ids=str,
+)
+def test_a_layer_compiled_around_its_attention_is_the_layer(
+    changes: dict[str, object], raw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where, as on a GPU, normalising is left to `attend` (raw)."""
+    monkeypatch.setattr(MultiheadAttention, "_leaves_norm_to_attend", lambda *_: raw)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    torch.manual_seed(0)
+    layer = LanguageModel(9, tiny_study().model.model_copy(update=changes), scale_init=3.0).decoder[0]
+    assert isinstance(layer, Layer)
+    x = torch.randn(2, 7, 16)
+    outputs, gradients = [], []
+    for forward in (Layer.forward, compile_around_attention()):
+        outputs.append(forward(layer, x))
+        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), list(layer.parameters())))
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_with_dropout_each_model_drops_what_it_drops_alone() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.models.language_model import LanguageModel
+from qknorm.studies.lp.around_attention import compile_around_attention
 from qknorm.studies.lp.design import LpStudy
 from qknorm.studies.lp.stack import Compiled, Stack, decays, mean_loss, named_tensors
 
@@ -45,8 +46,9 @@ class SideBySide(Stack):
         if compiled == "whole":
             self._loss = torch.compile(loss_of, dynamic=False)
         elif compiled == "layers":
-            for layer in (layer for model in self.models for layer in model.decoder):
-                layer.compile(dynamic=False)
+            forward = compile_around_attention()
+            for model in self.models:
+                model._compiled = forward
         self.prepare()
 
     def parameters_to_learn(self) -> list[tuple[nn.Parameter | Tensor, bool]]:

@@ -18,7 +18,7 @@ from qknorm.studies.lp.design import LpStudy
 from qknorm.training.schedule import LearningRate
 
 Compiled = Literal["no", "layers", "whole"]
-"""What torch.compile is used on: nothing, one layer for all of them, or a model and its loss as one program."""
+"""What torch.compile is used on: nothing, layers around their attention, or a model and its loss as one program."""
 
 
 class Stack(ABC):

@@ -9,11 +9,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qknorm.errors import InputError
 from qknorm.models.language_model import LanguageModel
 from qknorm.studies.lp.design import LpStudy
 from qknorm.studies.lp.stack import Compiled, Stack, decays, mean_loss
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+"""PyTorch's attention that can be stacked.
+
+Within `vmap` no tensor says that it needs a gradient. The kernels that ask, the memory-efficient one and cuDNN's, then
+leave out what their own backward pass reads, whatever the length. float32, which flash attention does not take, is left
+to plain products.
+"""
 
 
 class Stacked(Stack):
@@ -59,7 +68,7 @@ class Stacked(Stack):
         return mean_loss(logits, window[:, 1:])
 
     def _make_gradients(self) -> None:
-        with self.autocast():
+        with self.autocast(), sdpa_kernel(KERNELS):
             losses = self._losses(self._parameters, self._buffers, self.windows())
         torch.autograd.backward(losses.sum())
         self._clip()

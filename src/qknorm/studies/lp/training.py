@@ -32,7 +32,13 @@ class Execution:
     together: Together = "side-by-side"
     """side-by-side: models in one recorded step; stacked: their weights in common tensors."""
     compiled: Compiled = "no"
+    """stacked: all at once, whichever part is named."""
     streams: int = STREAMS
+
+    @property
+    def compiles_for_each_p(self) -> bool:
+        """Whether another p needs another program."""
+        return self.compiled == "whole" or (self.compiled == "layers" and self.together == "stacked")
 
 
 def train_stack(

@@ -1,5 +1,6 @@
 """Goes through the runs that are missing: stack by stack in this process, or by several processes side by side."""
 
+import collections
 import itertools
 import math
 import multiprocessing
@@ -38,6 +39,8 @@ class News:
 
 
 OnNews = Callable[[News], None]
+STACKS_TO_JUDGE_BY = 3
+"""How many of the stacks that have ended tell how long the next one takes."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,17 @@ class Plan:
 
 
 def make_stacks(runs: Sequence[Run], size: int) -> list[list[Run]]:
-    """Runs in stacks of at most `size`, each of one p, so that its models run the same program."""
+    """Runs in stacks of at most `size`, each of one p, so that its models run the same program.
+
+    Stacks of one p are as even as can be: a last one of a single model would leave the device half idle, and where time
+    is short, shorter stacks fill it better.
+    """
     stacks: list[list[Run]] = []
     for _, alike in itertools.groupby(runs, key=program_of):
         same = list(alike)
-        stacks.extend(same[first : first + size] for first in range(0, len(same), size))
+        count = -(-len(same) // size)
+        edges = [len(same) * number // count for number in range(count + 1)]
+        stacks.extend(same[first:last] for first, last in itertools.pairwise(edges))
     return stacks
 
 
@@ -87,18 +96,21 @@ def run_missing(
 
 
 class _Clock:
-    """Whether one more stack probably ends in time, judged by the slowest model so far."""
+    """Whether one more stack probably ends in time, judged by the slowest model of the newest stacks.
+
+    Older ones are forgotten, for the first has compiled what the others use.
+    """
 
     def __init__(self, minutes: float | None) -> None:
         self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self._slowest = 0.0
+        self._newest: collections.deque[float] = collections.deque(maxlen=STACKS_TO_JUDGE_BY)
 
     def allows(self, stack: Sequence[Run]) -> bool:
-        return time.monotonic() + self._slowest * len(stack) <= self._end
+        return time.monotonic() + max(self._newest, default=0.0) * len(stack) <= self._end
 
     def note(self, news: News) -> None:
         if news.finished:
-            self._slowest = max(self._slowest, news.seconds / news.runs)
+            self._newest.append(news.seconds / news.runs)
 
 
 def _work_here(
@@ -132,7 +144,7 @@ class _Trainer:
         """Trains a stack and writes its runs down."""
         name, started, study = name_stack(stack), time.monotonic(), self._folder.about.study
         on_news(News(name, 0, study.iterations, None, len(stack)))
-        if self._execution.compiled != "no" and self._program != program_of(stack[0]):
+        if self._execution.compiles_for_each_p and self._program != program_of(stack[0]):
             torch.compiler.reset()  # programs for another p would count against the compiler's limit
         self._program = program_of(stack[0])
         records = train_stack(
