@@ -23,6 +23,7 @@ from torch import Tensor
 
 from qknorm.config import Model
 from qknorm.decoding.recorded import RecordedDecoder
+from qknorm.decoding.recorded_search import RecordedSearch
 from qknorm.decoding.search import Stepper, beam_search
 from qknorm.decoding.translate import ModelStepper
 from qknorm.models.quantized import quantize
@@ -62,6 +63,14 @@ def forced(make: Callable[[Tensor, int], Stepper], source: Tensor, beam: int, st
         limits = torch.full((len(part),), steps, device=part.device)
         found = beam_search(make(part, beam), len(part), limits, beam=beam, min_length=steps)
         assert all(len(best.tokens) == steps for best, *_ in found)
+
+
+def forced_whole(search: RecordedSearch, source: Tensor, args: argparse.Namespace) -> None:
+    """The same by whole recorded steps."""
+    for part in source.split(args.at_once):
+        limits = torch.full((len(part),), args.steps)
+        found = search(part, limits, beam=args.beam, min_length=args.steps)
+        assert all(len(best.tokens) == args.steps for best, *_ in found)
 
 
 def measure(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -119,6 +128,8 @@ def our_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[]
     if device.type == "cuda":
         for dtype in ("float32", "bfloat16"):
             jobs[f"ours, {dtype}, recorded steps"] = job(RecordedDecoder(model, getattr(torch, dtype)), dtype)
+            whole = RecordedSearch(model, getattr(torch, dtype))
+            jobs[f"ours, {dtype}, recorded search"] = functools.partial(forced_whole, whole, source, args)
     else:
         jobs["ours, int8"] = job(functools.partial(ModelStepper, quantize(model)), "float32")
     if args.uncached:

@@ -48,12 +48,12 @@ run_tests() {
   local together=() cases
   has xdist && together=(-n "${TEST_PROCESSES:-8}")
   # the files of cases by themselves: within test_the_kernels_on_the_gpu they would be one test each
-  cases=(tests/attention/fused_cases.py tests/models/fused_layers_cases.py tests/training/fused_step_cases.py)
+  cases=(tests/attention/fused_cases.py tests/attention/fused_pass_cases.py tests/attention/fused_attention_cases.py
+    tests/models/fused_layers_cases.py tests/training/fused_step_cases.py tests/decoding/fused_advance_cases.py)
   # with eight processes at work, each one's compiler needs no processes of its own
   local pytest=(env TORCHINDUCTOR_COMPILE_THREADS=2 "$python" -m pytest -v --tb=short -p no:cacheprovider "${together[@]}")
   once=(--foreground) # a second interrupt, passed on by the first's children, would stop pytest in telling
-  run 80 tests.txt "${pytest[@]}" "${cases[@]}"
-  run 110 tests.txt "${pytest[@]}" tests/attention/fused_attention_cases.py
+  run 150 tests.txt "${pytest[@]}" "${cases[@]}"
   local marked
   mapfile -t marked < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
   run 130 tests.txt "${pytest[@]}" -m gpu -k "not kernels_on_the_gpu" "${marked[@]}"
@@ -65,12 +65,14 @@ for step in "${steps[@]}"; do
   case $step in
     tests) run_tests ;;
     attention) run 100 attention.txt "$python" benchmarks/attention.py --no-compile --rounds 20 ;;
+    short) run 100 short.txt "$python" benchmarks/attention.py --training ;;
     compiled) run 200 compiled.txt "$python" benchmarks/attention.py --lengths 64 2048 ;;
     tune) run 240 tune.txt "$python" benchmarks/attention.py --tune --rounds 15 ;;
+    launches) run 100 launches.txt "$python" benchmarks/step_kernels.py --tune ;;
     kernels) run 60 kernels.txt "$python" benchmarks/step_kernels.py ;;
     training) run 150 training.txt "$python" benchmarks/training.py --seconds 110 --row-seconds 40 ;;
     own) run 150 own.txt "$python" benchmarks/training.py --only "ours, QKNorm" --seconds 110 --row-seconds 60 ;;
-    peers) run 300 peers.txt "$python" benchmarks/training.py --only "+ all|torch.nn|Marian|x-transformers|whole" --seconds 260 --row-seconds 120 ;;
+    peers) run 300 peers.txt "$python" benchmarks/training.py --only "+ all + attention|torch.nn|Marian|x-transformers|whole" --seconds 260 --row-seconds 120 ;;
     profile) run 90 profile.txt "$python" benchmarks/training.py --only "+ all" --profile --seconds 60 --row-seconds 40 ;;
     decoding) run 60 decoding.txt "$python" benchmarks/decoding.py ;;
     lp) run 240 lp.txt "$python" benchmarks/lp_overhead.py --skip-processes --models 1 2 5 --timeout 55 ${LP_TEXT:+--text "$LP_TEXT"} ;;

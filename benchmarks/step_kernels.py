@@ -1,6 +1,7 @@
 """The kernels of a training step one by one: their time, the least their bytes or operations allow, the plain way.
 
     python benchmarks/step_kernels.py                         # on a GPU, at the sizes of the paper's 6+6 model
+    python benchmarks/step_kernels.py --tune                  # ways to launch those that memory bounds, best first
     TRITON_INTERPRET=1 python benchmarks/step_kernels.py --smoke   # tiny, on the CPU, to see that everything still runs
 
 Times are medians of replayed CUDA graphs of ten calls, with inputs that fit the cache as they do within a step.
@@ -208,6 +209,7 @@ def main() -> None:
     parser.add_argument("--matrices", type=int, default=184, help="square ones, in place of the model's parameters")
     parser.add_argument("--terabytes", type=float, default=4.8, help="a second, that the memory can move")
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--tune", action="store_true", help="time candidates for qknorm/models/launches.py instead")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -216,6 +218,12 @@ def main() -> None:
     if args.smoke:
         args.tokens, args.width, args.feed_forward, args.vocabulary, args.matrices = 6, 16, 24, 20, 2
     torch.manual_seed(0)
+    if args.tune:
+        from step_kernels_tuning import tune
+
+        parameters = args.matrices * args.width**2
+        tune(args.tokens, args.width, args.feed_forward, args.vocabulary, parameters, device)
+        return
     half = torch.bfloat16
     rate = matrix_rate(device, half)
     print(f"matrix products: {rate / 1e12:,.1f} TFLOP/s\n")

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ PARTS = {
     "layers": Fast(layers=True),
     "loss": Fast(loss=True),
     "update": Fast(update=True),
+    "linear, two streams": Fast(linear=True, overlap=True),
     "all": Fast.everything(),
 }
 
@@ -84,6 +86,8 @@ def make_rows(args: argparse.Namespace, settings: Model, batch: tuple[Tensor, ..
         rows |= {f"ours, QKNorm + {name}": lambda fast=fast: ours(fast=fast) for name, fast in PARTS.items()}
         rows["ours, QKNorm + attention"] = lambda: ours(backend="fused")
         rows["ours, QKNorm + all + attention"] = lambda: ours(fast=Fast.everything(), backend="fused")
+        one_stream = replace(Fast.everything(), overlap=False)
+        rows["ours, QKNorm + all + attention, one stream"] = lambda: ours(fast=one_stream, backend="fused")
         rows["ours, dot product + all"] = lambda: ours("none", fast=Fast.everything())
     else:
         rows["ours, dot product"] = lambda: ours("none")

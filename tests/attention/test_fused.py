@@ -7,7 +7,7 @@ from interpreted import run_in_interpreter
 from qknorm import MultiheadAttention, attend
 
 pytest.importorskip("triton", reason="triton is not installed")
-CASES = ["fused_cases.py", "fused_attention_cases.py"]
+CASES = ["fused_cases.py", "fused_attention_cases.py", "fused_pass_cases.py"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
             ["ours, QKNorm", "ours, dot product", "released code, restated (fp32)", "torch.nn.Transformer"],
         ),
         ("decoding.py", ["ours, float32", "ours, bfloat16", "ours, int8", "no cache"]),
+        ("evaluation.py", ["dev loss", "search", "of it encoding", "text", "BLEU", "whole evaluation"]),
         ("lp_overhead.py", ["side-by-side, eager", "stacked, eager"]),
     ],
 )

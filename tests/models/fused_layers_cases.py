@@ -13,6 +13,7 @@ from qknorm.config import Dropout, Model
 from qknorm.models import fused_layers
 from qknorm.models.fused_linear import add_column_sums, fused_linears, linear, linear_side_by_side
 from qknorm.models.fused_run import FlatParameters, FusedRun, current_run, use_fused
+from qknorm.models.launches import LAUNCHES, Launch
 from qknorm.models.layers import FeedForward, Residual, make_norm
 from qknorm.models.translator import Translator
 
@@ -133,6 +134,49 @@ def test_places_seeds_and_neighbours_draw_independently():
     assert torch.equal(again, masks[0])
 
 
+@pytest.mark.parametrize("kind", ["layer", "scale"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        Launch(1_024, 4, 3),
+        Launch(512, 2, 2),
+        Launch(4_096, 4, 3),
+        Launch(2_048, 16, 3, stages=2),
+        Launch(256, 1),
+    ],
+)
+def test_however_rows_are_spread_dropout_and_gradients_are_the_same(kind, launch, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setitem(LAUNCHES, "add_norm_backward", launch)
+    share, width = 0.25, 130
+    norm, x, bias = drawn_norm(kind, width), draw(37, width).requires_grad_(), draw(width).requires_grad_()
+    y, weight = (draw(37, width).abs() + 3 + bias.detach().abs().max()).requires_grad_(), draw(37, width)
+    total, out = fused_layers.add_norm(make_run(), x, y, share, norm, bias)
+    kept = (total - x).detach().abs() > 1e-3
+    plain = x + torch.where(kept, (y + bias) / (1 - share), 0.0)
+    inputs = [x, y, bias, *norm.parameters()]
+    assert_gradients_agree(
+        torch.autograd.grad((out * weight).sum() + (total * weight).sum(), inputs),
+        torch.autograd.grad((norm(plain) * weight).sum() + (plain * weight).sum(), inputs),
+        rtol=1e-3, atol=1e-3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("launch", [Launch(256, 1, 4, 64), Launch(2_048, 4, 2, 128, stages=2), Launch(128, 2, 0, 64)])
+def test_however_columns_are_spread_sums_are_the_same(launch, monkeypatch):
+    for kernel in ("relu_backward", "column_sum"):
+        monkeypatch.setitem(LAUNCHES, kernel, launch)
+    z, bias, weight = draw(70, 140).requires_grad_(), draw(140).requires_grad_(), draw(70, 140)
+    found = fused_layers.bias_relu_dropout(make_run(), z, bias, 0.0)
+    assert_gradients_agree(
+        torch.autograd.grad((found * weight).sum(), [z, bias]),
+        torch.autograd.grad(((z + bias).relu() * weight).sum(), [z, bias]),
+    )
+    room = torch.ones(140, device=DEVICE)
+    add_column_sums(room, weight)
+    torch.testing.assert_close(room, 1 + weight.sum(0), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize(("rows", "width"), [(5, 40), (70, 640)])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_bias_relu_dropout(rows, width, with_bias):
@@ -214,6 +258,15 @@ def test_sums_of_columns_of_a_slice():
     x, room = draw(150, 300), torch.ones(170, device=DEVICE)
     add_column_sums(room, x[:, 100:270])
     torch.testing.assert_close(room, 1 + x[:, 100:270].sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [slice(0, 37), slice(11, 48), slice(3, 40)])
+def test_sums_of_columns_know_nothing_of_their_neighbours(columns):
+    x = torch.full((50, 48), math.nan, device=DEVICE)
+    x[:, columns] = draw(50, 37)
+    room = torch.zeros(37, device=DEVICE)
+    add_column_sums(room, x[:, columns])
+    torch.testing.assert_close(room, x[:, columns].sum(0), rtol=1e-5, atol=1e-4)
 
 
 def test_every_linear_is_ours_within_and_none_after():

@@ -2,14 +2,20 @@
 
 import copy
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from qknorm.config import Dropout, Model, Training
+from qknorm.models.beside import Beside
 from qknorm.models.fused_run import FlatParameters, FusedRun
+from qknorm.models.launches import LAUNCHES, Launch
 from qknorm.models.translator import Translator
+from qknorm.training import fast as fast_module
 from qknorm.training.fast import Fast
 from qknorm.training.flat_update import FlatUpdate
 from qknorm.training.fused_loss import projected_loss
@@ -113,6 +119,15 @@ def test_updates_equal_clipping_and_adamw(decay, clip):
     assert sums.tolist() == [0, 0, 0, 3, 0]
 
 
+@pytest.mark.parametrize(
+    "launch", [Launch(64, 1, 3), Launch(256, 2), Launch(128, 1, 2, stages=2), Launch(4_096, 4, 5, evict="evict_first")]
+)
+def test_updates_are_the_same_however_they_are_spread(launch, monkeypatch):
+    for kernel in ("adam", "squares"):
+        monkeypatch.setitem(LAUNCHES, kernel, launch)
+    test_updates_equal_clipping_and_adamw(0.1, 0.5)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_step_changes_nothing_but_a_count(bad):
     parameters, optimizer, _, update, sums = make_update(0.1, 1.0)
@@ -153,12 +168,12 @@ def test_moments_that_are_put_back_are_used():
         assert torch.equal(one, other)
 
 
-def make_model(**changes) -> Translator:
+def make_model(dropout: float = 0.0, **changes) -> Translator:
     torch.manual_seed(3)
     sizes = {"width": 16, "feed_forward": 24, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
     allowed = torch.ones(VOCABULARY, dtype=torch.bool)
     allowed[[0, 1, 2]] = False
-    settings = Model(**sizes, dropout=Dropout.everywhere(0.0, word=0.0), **changes)
+    settings = Model(**{**sizes, **changes}, dropout=Dropout.everywhere(dropout, word=0.0))
     return Translator(VOCABULARY, settings, scale_init=3.0, allowed=allowed).to(DEVICE).train()
 
 
@@ -191,6 +206,134 @@ def test_steps_equal_plain_steps_with_any_part(part):
     assert one.steps == other.steps == 2 and one.tokens == other.tokens and other.bad_steps == 0
     assert other.smoothed == pytest.approx(one.smoothed, rel=1e-4)
     assert other.plain == pytest.approx(one.plain, rel=1e-4)
+
+
+class LateStream:
+    """A side stream as late as one can be: no job runs before the join."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], object]] = []
+        self.started = self.joins = 0
+
+    def start(self, job: Callable[[], object]) -> None:
+        self.jobs.append(job)
+        self.started += 1
+
+    @torch.no_grad()  # as in a backward pass
+    def join(self) -> None:
+        self.joins += 1
+        for job in self.jobs:
+            job()
+        self.jobs.clear()
+
+
+@contextmanager
+def unrecorded(step: TrainingStep) -> Iterator[None]:
+    """Within it nothing is recorded on a GPU either."""
+    recorded, step._recorded = step._recorded, None
+    yield
+    step._recorded = recorded
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes"),
+    [
+        ("auto", {}),
+        ("fused", {}),
+        ("fused", {"fixnorm": False, "tie": "none"}),
+        ("fused", {"decoder_layers": 2, "kv_heads": 1}),
+    ],
+)
+def test_gradients_added_as_late_as_can_be_are_the_same(monkeypatch, changes, backend):
+    """So nobody writes to what is still to be read, reads what is not there yet, or adds to it out of turn."""
+    stream, results = LateStream(), []
+    monkeypatch.setattr(fast_module, "side_stream", lambda _: stream)
+    for overlap in (False, True):
+        model = make_model(**changes)
+        for attention in model.attentions().values():
+            attention.backend = backend
+        fast, settings = replace(Fast.everything(), overlap=overlap), Training(precision="float32", compile=False)
+        step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+        with unrecorded(step):
+            step._weight.fill_(0.1)
+            step._forward_backward(*make_batch(0))
+            assert not stream.jobs
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            step([make_batch(1), make_batch(2)], 17, 1e-2)
+        results.append([*gradients, *(parameter.detach().clone() for parameter in model.parameters())])
+        assert (stream.started, stream.joins) == (0, 0) or overlap
+    linears = 11 + 6 * (len(model.decoder) - 1)  # the product that reads the memory counts once
+    assert stream.started == 3 * linears and stream.joins == 3
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_table_that_is_a_linear_map_too_gets_both_gradients(monkeypatch):
+    """Without fused layers and loss, autograd adds the table's gradient as an embedding, a linear map the other."""
+    stream, results = LateStream(), []
+    monkeypatch.setattr(fast_module, "side_stream", lambda _: stream)
+    for fast in (Fast(), Fast(linear=True, overlap=True), Fast(linear=True, layers=True, overlap=True)):
+        model = make_model(fixnorm=False, tie="all")
+        step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=fast)
+        with unrecorded(step):
+            step._weight.fill_(0.1)
+            step._forward_backward(*make_batch(0))
+        results.append(model.words.weight.grad.clone())
+    assert stream.started > 0 and not stream.jobs
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_backward_pass_that_breaks_off_leaves_nothing_under_way(monkeypatch):
+    stream, model = LateStream(), make_model()
+    monkeypatch.setattr(fast_module, "side_stream", lambda _: stream)
+    step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=Fast.everything())
+
+    def break_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model.encoder[0].attention.register_full_backward_pre_hook(break_off)
+    with unrecorded(step), pytest.raises(KeyboardInterrupt):
+        step._forward_backward(*make_batch(0))
+    assert stream.started > 0 and not stream.jobs and stream.joins == 1
+
+
+def gradients_of_three_passes(overlap: bool, recorded: bool, precision: str, backend: str) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    batch = tuple(torch.randint(4, VOCABULARY, (32, 48), generator=random).to(DEVICE) for _ in range(3))
+    model = make_model(width=256, feed_forward=1_024, encoder_layers=3, decoder_layers=3, heads=4)
+    for attention in model.attentions().values():
+        attention.backend = backend
+    fast, settings = replace(Fast.everything(), overlap=overlap), Training(precision=precision, compile=False)
+    step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+    assert (step._fast.flat.beside is not None) is overlap
+    step._weight.fill_(1 / batch[0].numel())
+    if recorded:
+        step._record(batch)
+    for _ in range(3):
+        step._recorded.run("batch", batch) if recorded else step._forward_backward(*batch)
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def assert_all_near(found: list[torch.Tensor], exact: list[torch.Tensor], precision: str) -> None:
+    """Sums of floats may be in another order, by atomic additions and by other products."""
+    least = 1e-3 * max(gradient.norm() for gradient in exact)
+    assert least > 0
+    for mine, reference in zip(found, exact, strict=True):
+        error = (mine - reference).norm() / reference.norm().clamp(min=least)
+        assert error < (1e-3 if precision == "float32" else 1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["auto", "fused"])
+def test_on_a_gpu_two_streams_give_what_one_gives_recorded_or_not(monkeypatch, precision, backend):
+    exact = gradients_of_three_passes(False, False, precision, backend)
+    for overlap, recorded in ((False, True), (True, False), (True, True)):
+        assert_all_near(gradients_of_three_passes(overlap, recorded, precision, backend), exact, precision)
+    monkeypatch.setattr(fast_module, "Beside", functools.partial(Beside, most_held=1))  # waits for each job
+    assert_all_near(gradients_of_three_passes(True, True, precision, backend), exact, precision)
 
 
 def test_weights_that_are_put_back_reach_the_half_precision_copy():

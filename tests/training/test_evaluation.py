@@ -11,7 +11,7 @@ from qknorm.decoding.translate import translate_ids
 from qknorm.models.translator import Translator
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
-from qknorm.training.evaluation import Evaluator, bleu_like_its_text, dev_loss
+from qknorm.training.evaluation import DevLoss, Evaluator, bleu_like_its_text, dev_loss
 
 SHAPE = {"width": 16, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
 NOUNS = ["casa", "mesa", "porta", "cidade", "lingua"]
@@ -64,6 +64,36 @@ def test_dev_loss_is_the_mean_over_tokens_however_they_are_batched(data, budget)
     model.train()
     assert dev_loss(model, data.split("dev"), budget) == pytest.approx(expected, rel=1e-5)
     assert model.training
+
+
+def test_a_loss_made_ready_once_follows_the_weights_and_the_model(data):
+    loss, first, second = DevLoss(data.split("dev")), make_model(data), make_model(data)
+    with torch.no_grad():
+        second.output_bias.add_(torch.randn_like(second.output_bias))
+    for model in (first, second, first):
+        assert loss(model) == pytest.approx(loss_by_hand(model, data), rel=1e-5)
+        with torch.no_grad():
+            model.words.weight.add_(0.1 * torch.randn_like(model.words.weight))
+        assert loss(model) == pytest.approx(loss_by_hand(model, data), rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_evaluations_on_a_gpu_are_those_on_the_cpu_again_and_again(data):
+    model, settings = make_model(data), Decoding(beam=3, extra_length=6)
+    on_gpu, on_cpu = Evaluator(data, "dev", settings), Evaluator(data, "dev", settings)
+    moved = make_model(data).cuda().train()
+    for _ in range(4):
+        expected, found = on_cpu(model.train()), on_gpu(moved)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert found.translations == expected.translations
+        assert found.bleu == expected.bleu
+        assert moved.training
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+            for mine, theirs in zip(moved.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
 
 
 def test_an_evaluation_is_the_loss_and_the_bleu_of_what_is_really_translated(data):

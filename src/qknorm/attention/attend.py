@@ -97,7 +97,7 @@ def attend_valid(
         if backend == "fused":
             raise ValueError("backend='fused' cannot be used here: no p is given, so there is nothing to fuse")
         return _attend_sdpa(scale_by(q_bhtd, scale), k_bhsd, v_bhsd, mask, is_causal, dropout)
-    if backend == "fused" or (backend == "auto" and _worth_it(q_bhtd, k_bhsd, p, mask, is_causal, dropout)):
+    if backend == "fused" or (backend == "auto" and _worth_it(q_bhtd, k_bhsd)):
         refusal = fused_attention_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, dropout=dropout)
         if refusal is None:
             return _attend_fused(q_bhtd, k_bhsd, v_bhsd, scale, p, mask, is_causal, dropout)
@@ -108,15 +108,24 @@ def attend_valid(
     return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
 
 
-def _worth_it(
-    q_bhtd: Tensor, k_bhsd: Tensor, p: float | Tensor, mask: Tensor | Visibility | None, is_causal: bool, dropout: float
-) -> bool:
+def _worth_it(q_bhtd: Tensor, k_bhsd: Tensor) -> bool:
     """Whether `auto` should take the attention kernels of `fused_attention` for this input, if they can have it.
 
-    Not before `benchmarks/attention.py` has shown on a card for which lengths, heads and masks they are faster than
-    normalising in one pass and PyTorch's attention. Asked for by name they are used wherever they can be.
+    They are faster than normalising in one pass and PyTorch's attention where one program holds all queries and keys of
+    a head (docs/results/attention.md). Asked for by name they are used wherever they can be.
     """
-    return False
+    if not q_bhtd.is_cuda or torch.compiler.is_compiling():
+        return False
+    from qknorm.attention.fused_tuning import is_short
+
+    autocast = torch.is_autocast_enabled("cuda") and q_bhtd.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cuda") if autocast else q_bhtd.dtype
+    return dtype.itemsize == 2 and is_short(q_bhtd.shape[2], k_bhsd.shape[2], q_bhtd.shape[3])
+
+
+def may_fuse(backend: Backend, x: Tensor) -> bool:
+    """Whether `attend` may take the attention kernels for tensors like this one."""
+    return backend == "fused" or (backend == "auto" and x.is_cuda)
 
 
 def fused_attention_refusal(

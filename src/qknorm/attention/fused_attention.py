@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from qknorm.attention import fused_long, fused_small
+from qknorm.attention.cut import room_for
 from qknorm.attention.fused_tuning import blocks_for, is_small, small_warps
+from qknorm.attention.sharing import TrainingPass, shared_pass
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -47,16 +49,28 @@ def attend_fused(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_bhtd, k_bhsd, v_bhsd))
     g = scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=torch.float32, device=q.device)
     g = g.to(q.device, torch.float32).reshape(-1)
-    draw = None
-    if dropout > 0:  # by torch's generator on the device, which follows its seed and may be captured in a CUDA graph
-        count = k.shape[2] + q.shape[0] * q.shape[1] * q.shape[2]
-        draw = torch.randint(-(2**31), 2**31, (count,), dtype=torch.int32, device=q.device)
+    shared = shared_pass()
+    draw, site = _draw(q, k, shared) if dropout > 0 else (None, 0)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, g))
-    given = (q, k, v, g, mask, blind, draw, is_causal, dropout, reach, normalise)
+    given = (q, k, v, g, mask, blind, draw, site, is_causal, dropout, reach, normalise)
     if learns:
-        out: Tensor = _Attention.apply(*given)
+        out: Tensor = _Attention.apply(*given, shared)
         return out
     return _forward(*given, keep=False)[0]
+
+
+def _draw(q: Tensor, k: Tensor, shared: TrainingPass | None) -> tuple[Tensor, int]:
+    """What decides on dropout: where one program holds a head, a seed and a number that tells apart those who share it.
+
+    Elsewhere a number for every key and every query, which many programs read. All of it is drawn by torch's generator
+    on the device, which follows its seed and may be captured in a CUDA graph.
+    """
+    if not is_small(*_padded(q, k), q.element_size()):
+        count = k.shape[2] + q.shape[0] * q.shape[1] * q.shape[2]
+        return torch.randint(-(2**31), 2**31, (count,), dtype=torch.int32, device=q.device), 0
+    if shared is not None:
+        return shared.seed, shared.next_site()
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=q.device), 0
 
 
 def why_not(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, scale: float | Tensor, dropout: float) -> str | None:
@@ -93,32 +107,37 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, blind: Tensor | None,
-        draw: Tensor | None, causal: bool, dropout: float, reach: float, normalise: bool,
+        draw: Tensor | None, site: int, causal: bool, dropout: float, reach: float, normalise: bool,
+        shared: TrainingPass | None,
     ) -> Tensor:  # fmt: skip
         out, log, q_unit, k_unit, *lengths = _forward(
-            q, k, v, g, mask, blind, draw, causal, dropout, reach, normalise, keep=True
+            q, k, v, g, mask, blind, draw, site, causal, dropout, reach, normalise, keep=True
         )
         kept = (q_unit, k_unit) if q_unit.numel() else (q, k)  # unit vectors stand for the raw ones where they exist
         ctx.save_for_backward(*kept, v, g, mask, draw, out, log, *lengths)
-        ctx.settings = causal, dropout, normalise
+        ctx.settings, ctx.shared = (site, causal, dropout, normalise), shared
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_out: Tensor) -> tuple[Tensor | None, ...]:
         to_out = to_out if to_out.stride(-1) == 1 else to_out.contiguous()
-        run = _backward_op if torch.compiler.is_compiling() else _start_backward
-        q, k, v, g, mask, draw, out, log, q_length, k_length = ctx.saved_tensors
-        gradients = run(q, k, v, g, mask, draw, out, log, q_length, k_length, to_out, *ctx.settings)
-        return (*gradients, *([None] * 7))
+        q, k, v, g, *_ = given = (*ctx.saved_tensors, to_out, *ctx.settings)
+        if torch.compiler.is_compiling():
+            return *_backward_op(*given), *[None] * 9
+        room = [_like(x) if (own := room_for(ctx, i)) is None else own for i, x in enumerate((q, k, v))]
+        place = ctx.shared.gradient_place(g) if ctx.shared is not None and ctx.needs_input_grad[3] else None
+        to_g = torch.empty_like(g) if place is None else place
+        _fill_gradients([*room, to_g], place is not None, *given)
+        return *room, to_g if place is None else None, *[None] * 9
 
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, blind: Tensor | None, draw: Tensor | None,
-    causal: bool, dropout: float, reach: float, normalise: bool, keep: bool,
+    site: int, causal: bool, dropout: float, reach: float, normalise: bool, keep: bool,
 ) -> list[Tensor]:  # fmt: skip
     run = _forward_op if torch.compiler.is_compiling() else _start_forward  # an operator costs, compilers need it
-    return run(q, k, v, g, mask, blind, draw, causal, dropout, reach, normalise, keep)
+    return run(q, k, v, g, mask, blind, draw, site, causal, dropout, reach, normalise, keep)
 
 
 def _forward_room(q: Tensor, k: Tensor, normalise: bool, keep: bool) -> list[Tensor]:
@@ -136,7 +155,7 @@ def _forward_room(q: Tensor, k: Tensor, normalise: bool, keep: bool) -> list[Ten
 
 def _start_forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, blind: Tensor | None, draw: Tensor | None,
-    causal: bool, dropout: float, reach: float, normalise: bool, keep: bool,
+    site: int, causal: bool, dropout: float, reach: float, normalise: bool, keep: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The output, the logarithm of each query's sum of weights, unit q and k, and the lengths of q and k."""
     room = _forward_room(q, k, normalise, keep)
@@ -152,7 +171,7 @@ def _start_forward(
     aids = [g if x is None else x for x in (mask, blind, draw)]
     if is_small(rows, keys, block, q.element_size()):
         fused_small.small_forward_kernel[(b * h,)](
-            q, k, v, g, *aids, out, log, h, t, s, *_strides(q, k, v, out), *masks, *dropping, **fixed,
+            q, k, v, g, *aids, site, out, log, h, t, s, *_strides(q, k, v, out), *masks, *dropping, **fixed,
             ROWS=rows, KEYS=keys, num_warps=small_warps(rows, keys),
         )  # fmt: skip
         return room
@@ -177,10 +196,23 @@ def _backward_room(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> list[Tensor]:
 
 def _start_backward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None, draw: Tensor | None, out: Tensor, log: Tensor,
-    q_length: Tensor, k_length: Tensor, to_out: Tensor, causal: bool, dropout: float, normalise: bool,
+    q_length: Tensor, k_length: Tensor, to_out: Tensor, site: int, causal: bool, dropout: float, normalise: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, k, v and g; q and k are unit vectors where their lengths are given."""
-    to_q, to_k, to_v, to_g = _backward_room(q, k, v, g)
+    room = _backward_room(q, k, v, g)
+    _fill_gradients(
+        room, False, q, k, v, g, mask, draw, out, log, q_length, k_length, to_out, site, causal, dropout, normalise
+    )
+    return room
+
+
+def _fill_gradients(
+    room: list[Tensor], adds_to_g: bool, q: Tensor, k: Tensor, v: Tensor, g: Tensor, mask: Tensor | None,
+    draw: Tensor | None, out: Tensor, log: Tensor, q_length: Tensor, k_length: Tensor, to_out: Tensor, site: int,
+    causal: bool, dropout: float, normalise: bool,
+) -> None:  # fmt: skip
+    """Writes the gradients of q, k, v and g to their room, of any strides; g's is added to what is there, if asked."""
+    to_q, to_k, to_v, to_g = room
     b, h, t = q.shape[:3]
     s, kv = k.shape[2], k.shape[1]
     rows, keys, block = _padded(q, k)
@@ -188,12 +220,14 @@ def _start_backward(
     masks, dropping = _mask_strides(mask), _dropping(dropout)
     aids = [g if x is None else x for x in (mask, draw)]
     if is_small(rows, keys, block, q.element_size()):
-        parts = g.new_empty(b, h, 1)
+        parts = to_g if adds_to_g else g.new_empty(b, h, 1)
         fused_small.small_backward_kernel[(b * kv,)](
-            q, k, v, to_out, g, *aids, log, to_q, to_k, to_v, parts, h, t, s,
-            *_strides(q, k, v, to_out, to_q, to_k, to_v), *masks, *dropping, **fixed, ROWS=rows, KEYS=keys,
-            num_warps=small_warps(rows, keys),
+            q, k, v, to_out, g, *aids, site, log, to_q, to_k, to_v, parts, h, t, s,
+            *_strides(q, k, v, to_out, to_q, to_k, to_v), *masks, *dropping, **fixed, ADDS_TO_G=adds_to_g, ROWS=rows,
+            KEYS=keys, num_warps=small_warps(rows, keys),
         )  # fmt: skip
+        if adds_to_g:
+            return
     else:
         size = blocks_for("queries", block, q.element_size(), max(t, s))
         grid = triton.cdiv(t, size.rows), b * h
@@ -209,8 +243,11 @@ def _start_backward(
             *_strides(q, k, v, to_out, to_k, to_v), *masks, *dropping, **fixed, FITS=t % size.rows == 0,
             ROWS=size.rows, KEYS=size.keys, num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
-    torch.sum(parts, dim=(0, 1, 2) if g.numel() == 1 else (0, 2), out=to_g.squeeze(0) if g.numel() == 1 else to_g)
-    return [to_q, to_k, to_v, to_g]
+    over = (0, 1, 2) if g.numel() == 1 else (0, 2)
+    if adds_to_g:
+        to_g += parts.sum(dim=over)
+    else:
+        torch.sum(parts, dim=over, out=to_g.squeeze(0) if g.numel() == 1 else to_g)
 
 
 _forward_op = torch.library.custom_op("qknorm::attention", _start_forward, mutates_args=())

@@ -19,10 +19,22 @@ from qknorm.attention.fused_blocks import (
     through_unit,
 )
 
+ROUNDS = tl.constexpr(7)
+"""Of Philox: the fewest that pass every test of randomness known to its authors (Salmon et al. 2011)."""
 
-@triton.jit(do_not_specialize=["heads", "t", "s", "dropped"])
+
+@triton.jit
+def _draws(seed_ptr, site, at, KIND: tl.constexpr):
+    """A random number for each query (KIND 1) or key (KIND 2): no other draw from this seed has the same counter."""
+    place = at.to(tl.uint32)
+    zero = place * 0
+    found, _, _, _ = tl.philox(tl.load(seed_ptr), place, zero + site, zero + KIND, zero, ROUNDS)
+    return found
+
+
+@triton.jit(do_not_specialize=["site", "heads", "t", "s", "dropped"])
 def small_forward_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, mask_ptr, blind_ptr, draw_ptr, out_ptr, log_ptr,
+    q_ptr, k_ptr, v_ptr, g_ptr, mask_ptr, blind_ptr, seed_ptr, site, out_ptr, log_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_t, mask_b, mask_s, blind_b,
     reach, dropped, boost, D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, G_PER_HEAD: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, BLIND: tl.constexpr, DROPOUT: tl.constexpr, NORMALISE: tl.constexpr,
@@ -49,8 +61,7 @@ def small_forward_kernel(
     total = tl.sum(weights, axis=1)
     nothing = total == 0
     if DROPOUT:
-        row_draws = tl.load(draw_ptr + s + which * t + rows, mask=rows < t, other=0)
-        key_draws = tl.load(draw_ptr + keys, mask=keys < s, other=0)
+        row_draws, key_draws = _draws(seed_ptr, site, which * t + rows, 1), _draws(seed_ptr, site, keys, 2)
         weights = tl.where(staying(row_draws[:, None], key_draws[None, :], dropped), weights, 0.0)
     out = product(weights.to(v.dtype), v, None) * (boost / tl.where(nothing, 1.0, total))[:, None]
     store_rows(out_ptr + batch * o_b + head * o_h, rows, o_t, t, out, D, BLOCK_D)
@@ -80,15 +91,15 @@ def _of_one_head(
     return left, weights * (to_weights - mean[:, None])
 
 
-@triton.jit(do_not_specialize=["heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["site", "heads", "t", "s", "dropped"])
 def small_backward_kernel(
-    q_ptr, k_ptr, v_ptr, to_out_ptr, g_ptr, mask_ptr, draw_ptr, log_ptr, to_q_ptr, to_k_ptr, to_v_ptr, to_g_ptr,
+    q_ptr, k_ptr, v_ptr, to_out_ptr, g_ptr, mask_ptr, seed_ptr, site, log_ptr, to_q_ptr, to_k_ptr, to_v_ptr, to_g_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, do_b, do_h, do_t, dq_b, dq_h, dq_t, dk_b, dk_h, dk_s,
     dv_b, dv_h, dv_s, mask_b, mask_s, dropped, boost, D: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
     G_PER_HEAD: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
-    NORMALISE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    NORMALISE: tl.constexpr, ADDS_TO_G: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of a key head and of the query heads that share it."""
+    """All gradients of a key head and of the query heads that share it; g's by head, or added to where it belongs."""
     which = tl.program_id(0).to(tl.int64)
     batch, key_head = which // (heads // GROUP), which % (heads // GROUP)
     rows, keys = tl.arange(0, ROWS), tl.arange(0, KEYS)
@@ -96,7 +107,7 @@ def small_backward_kernel(
     v = load_rows(v_ptr + batch * v_b + key_head * v_h, keys, v_s, s, D, BLOCK_D, False)
     key_draws = keys
     if DROPOUT:
-        key_draws = tl.load(draw_ptr + keys, mask=keys < s, other=0)
+        key_draws = _draws(seed_ptr, site, keys, 2)
     to_k, to_v = tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_D], tl.float32)
     for member in range(GROUP):
         head = key_head * GROUP + member
@@ -107,7 +118,7 @@ def small_backward_kernel(
         log = tl.load(log_ptr + row + rows, mask=rows < t, other=float("inf"))
         row_draws = rows
         if DROPOUT:
-            row_draws = tl.load(draw_ptr + s + row + rows, mask=rows < t, other=0)
+            row_draws = _draws(seed_ptr, site, row + rows, 1)
         weights, to_logits = _of_one_head(
             q, k, v, to_out, log, row_draws, key_draws, rows, keys, t, s, g * LOG2_E, mask_ptr + batch * mask_b, mask_s,
             dropped, boost, CAUSAL, MASKED, DROPOUT,
@@ -117,7 +128,10 @@ def small_backward_kernel(
         to_q = product(to_logits.to(k.dtype), k, None)
         unit = q.to(tl.float32)  # rounded, but a float32 copy kept since the start would take registers
         along = tl.sum(to_q * unit, axis=1)
-        tl.store(to_g_ptr + batch * heads + head, tl.sum(along, axis=0))
+        if ADDS_TO_G:
+            tl.atomic_add(to_g_ptr + head * G_PER_HEAD, tl.sum(along, axis=0), sem="relaxed")
+        else:
+            tl.store(to_g_ptr + batch * heads + head, tl.sum(along, axis=0))
         if NORMALISE:
             to_q = through_unit(to_q, unit, along, length)
         store_rows(to_q_ptr + batch * dq_b + head * dq_h, rows, dq_t, t, to_q * g, D, BLOCK_D)

@@ -70,6 +70,12 @@ def small_warps(rows: int, keys: int) -> int:
     return 8 if rows * keys > 64 * 64 else 4
 
 
+def is_short(queries: int, keys: int, head_dim: int) -> bool:
+    """Whether one program holds all queries and keys of a head in half precision: there the kernels are fastest."""
+    rows, keys, padded_dim = (max(16, 1 << (size - 1).bit_length()) for size in (queries, keys, head_dim))
+    return is_small(rows, keys, padded_dim, itemsize=2)
+
+
 def is_small(rows: int, keys: int, padded_dim: int, itemsize: int) -> bool:
     """Whether one program can hold these queries and keys (each padded to a power of two) in registers."""
     most = 16_384 // itemsize  # entries of one operand: 128 × 64 or 64 × 128 in half precision

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import Visibility, attend, attend_valid, attend_with_weights, causal_mask
+from qknorm.attention.attend import Visibility, attend, attend_valid, attend_with_weights, causal_mask, may_fuse
 from qknorm.attention.cache import KeyValueCache
+from qknorm.attention.cut import cut_heads, cut_heads_with_room
 from qknorm.attention.norm import Backend, Kind, QKNorm, Span
 from qknorm.attention.rotary import rotary_angles, rotate
 
@@ -167,7 +168,7 @@ class MultiheadAttention(nn.Module):
 
     def _leaves_norm_to_attend(self, query: Tensor) -> bool:
         """Whether `attend` gets queries and keys as they are, since it may have a kernel that normalises inside."""
-        asked = self.backend == "fused" or (self.backend == "auto" and query.is_cuda)
+        asked = may_fuse(self.backend, query)
         own_weights = self.in_proj_weight is not None or self.q_proj_weight is not None  # a subclass may have others
         per_head = self.norm.kind == "lp" and self.norm.query_over == "head"
         return asked and own_weights and per_head and self.rotary != "after_norm"
@@ -209,7 +210,12 @@ class MultiheadAttention(nn.Module):
     def _project_raw(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by head, as they come from the projections."""
         if self.in_proj_weight is not None and query is key and key is value:
-            projected = torch.split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self._split, dim=-1)
+            joined = F.linear(query, self.in_proj_weight, self.in_proj_bias)
+            if not self._extra_keys:
+                cut = cut_heads_with_room if may_fuse(self.backend, query) else cut_heads
+                q, k, v = cut(joined, (self.num_heads, self.num_kv_heads, self.num_kv_heads), self.head_dim)
+                return q, k, v
+            projected = torch.split(joined, self._split, dim=-1)
         else:
             projected = tuple(F.linear(x, *self._projection(i)) for i, x in enumerate((query, key, value)))
         q, k, v = projected

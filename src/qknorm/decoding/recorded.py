@@ -96,7 +96,7 @@ class Recording:
             self._graph.replay()
 
     def _step(self) -> None:
-        half = self._precision != torch.float32
+        half = self._precision.itemsize < 4
         # the cache of cast weights must not outlive a recording
         with torch.autocast(self.tokens.device.type, self._precision, enabled=half, cache_enabled=False):
             states = self._model.decode(self.tokens, self._memory, self._cache)

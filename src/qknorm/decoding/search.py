@@ -72,21 +72,17 @@ def beam_search(
     `min_length` tokens or has a sequence of `no_repeat_ngram` tokens twice. Where nothing is possible any more, the
     hypothesis breaks off with log-probability −inf. Runs on the device of max_lengths.
     """
-    _check_settings(sentences, max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
+    check_settings(sentences, max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
     if not sentences:
         return []
     device, longest = max_lengths.device, int(max_lengths.max())
-    slots = _open_slots(max_lengths, beam, longest)
-    outcome = _Slots(*(field.clone() for field in slots))
-    penalty_t = length_penalty(torch.arange(longest + 1, dtype=torch.float64), alpha).float().to(device)
+    slots = open_slots(max_lengths, beam, longest)
+    outcome = Slots(*(field.clone() for field in slots))
+    rules = Rules(nbest, end, min_length, no_repeat_ngram, penalties(longest, alpha).to(device))
     in_place = torch.arange(beam, device=device)
     last_bk = torch.full((sentences, beam), start, device=device)
     for length in range(1, longest + 1):
-        candidates_bkv = stepper.step(last_bk) + slots.log_p_of_alive_bk[:, :, None]
-        _forbid(candidates_bkv, slots.tokens_bkt[:, :, : length - 1], end, min_length, no_repeat_ngram)
-        slots, origin_bk = _fill_open_slots(slots, candidates_bkv, length, end)
-        slots, running_b = _stop_the_settled(slots, nbest, penalty_t)
-        origin_bk = torch.where(slots.alive_bk, origin_bk, in_place)
+        slots, origin_bk, running_b = advance(slots, stepper.step(last_bk), length, rules)
         # Both answers in one transfer: a GPU waits for the host once a step.
         moved, running = torch.stack([(origin_bk != in_place).sum(), running_b.sum()]).tolist()
         if not running:
@@ -94,16 +90,31 @@ def beam_search(
         if moved:
             stepper.reorder(origin_bk)
         if 4 * running <= 3 * len(running_b):
-            _write(outcome, slots)
+            write_results(outcome, slots)
             kept = running_b.nonzero().flatten()
-            slots = _Slots(*(field[kept] for field in slots))
+            slots = Slots(*(field[kept] for field in slots))
             stepper.keep(kept)
         last_bk = slots.tokens_bkt[:, :, length - 1]
-    _write(outcome, slots)
-    return _read(outcome, nbest, penalty_t, end)
+    write_results(outcome, slots)
+    return read_results(outcome, rules)
 
 
-class _Slots(NamedTuple):
+class Rules(NamedTuple):
+    """What a search goes by from its first step to its last."""
+
+    nbest: int
+    end: int
+    min_length: int
+    no_repeat_ngram: int
+    penalty_t: Tensor  # of every length from 0 on
+
+
+def penalties(longest: int, alpha: float) -> Tensor:
+    """The length penalty of 0, 1, … `longest` tokens."""
+    return length_penalty(torch.arange(longest + 1, dtype=torch.float64), alpha).float()
+
+
+class Slots(NamedTuple):
     """A hypothesis in every slot: finished, alive (it may go on), or neither, with log-probability −inf."""
 
     tokens_bkt: Tensor
@@ -122,12 +133,12 @@ class _Slots(NamedTuple):
         return self.log_p_bk.masked_fill(self.finished_bk, -math.inf)
 
 
-def _open_slots(max_lengths: Tensor, beam: int, longest: int) -> _Slots:
+def open_slots(max_lengths: Tensor, beam: int, longest: int) -> Slots:
     """Every sentence at its start: one empty hypothesis, and no other, so that the first step has no duplicates."""
     log_p_bk = torch.full((len(max_lengths), beam), -math.inf, device=max_lengths.device)
     log_p_bk[:, 0] = 0.0
     length_bk = torch.zeros_like(log_p_bk, dtype=torch.long)
-    return _Slots(
+    return Slots(
         tokens_bkt=length_bk[:, :, None].repeat(1, 1, longest),
         log_p_bk=log_p_bk,
         length_bk=length_bk,
@@ -137,7 +148,29 @@ def _open_slots(max_lengths: Tensor, beam: int, longest: int) -> _Slots:
     )
 
 
-def _fill_open_slots(slots: _Slots, candidates_bkv: Tensor, length: int, end: int) -> tuple[_Slots, Tensor]:
+class Advance(NamedTuple):
+    """The slots after a step, which slot each hypothesis that goes on came from, and which sentences go on."""
+
+    slots: Slots
+    origin_bk: Tensor
+    running_b: Tensor
+
+
+def advance(slots: Slots, log_p_bkv: Tensor, length: int | Tensor, rules: Rules) -> Advance:
+    """One step: the token that makes hypotheses `length` long is chosen by its log-probabilities.
+
+    A step over sentences that do not go on changes nothing that is read in the end. The length may be a tensor of one
+    number, so that a device that replays this step need not know it; then no n-gram may be forbidden.
+    """
+    candidates_bkv = log_p_bkv + slots.log_p_of_alive_bk[:, :, None]
+    _forbid(candidates_bkv, slots.tokens_bkt, length, rules)
+    slots, origin_bk = _fill_open_slots(slots, candidates_bkv, length, rules.end)
+    slots, running_b = _stop_the_settled(slots, rules.nbest, rules.penalty_t)
+    in_place = torch.arange(origin_bk.shape[1], device=origin_bk.device)
+    return Advance(slots, torch.where(slots.alive_bk, origin_bk, in_place), running_b)
+
+
+def _fill_open_slots(slots: Slots, candidates_bkv: Tensor, length: int | Tensor, end: int) -> tuple[Slots, Tensor]:
     """The best candidates in the slots not finished yet, and the slots they came from."""
     types, beam = candidates_bkv.shape[2], candidates_bkv.shape[1]
     best_bk, index_bk = _best(candidates_bkv.flatten(1), beam)
@@ -146,9 +179,12 @@ def _fill_open_slots(slots: _Slots, candidates_bkv: Tensor, length: int, end: in
     best_bk, index_bk = best_bk.gather(1, rank_bk), index_bk.gather(1, rank_bk)
     grows_bk = ~slots.finished_bk & (best_bk > -math.inf)
     origin_bk = torch.where(grows_bk, index_bk // types, torch.arange(beam, device=index_bk.device))
-    token_bk = torch.where(grows_bk, index_bk % types, end)
+    token_bk = (index_bk % types).masked_fill(~grows_bk, end)  # where() would copy the number from the host
     tokens_bkt = slots.tokens_bkt.gather(1, origin_bk[:, :, None].expand_as(slots.tokens_bkt))
-    tokens_bkt[:, :, length - 1] = token_bk
+    if isinstance(length, Tensor):
+        tokens_bkt.index_copy_(2, length - 1, token_bk[:, :, None])
+    else:
+        tokens_bkt[:, :, length - 1] = token_bk
     ends_bk = (token_bk == end) | (slots.limit_b == length)[:, None]
     filled = slots._replace(
         tokens_bkt=tokens_bkt,
@@ -178,20 +214,27 @@ def _best(scores_bn: Tensor, count: int, width: int = 64) -> tuple[Tensor, Tenso
     return sorted_bn[:, :count], index_bn.gather(1, place_bn[:, :count])
 
 
-def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, end: int, min_length: int, n: int) -> None:
+def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, length: int | Tensor, rules: Rules) -> None:
     """−inf, in place, for an end that comes too early, and for types that would repeat a sequence of n tokens."""
-    tokens = tokens_bkt.shape[2]
-    if tokens < min_length:
+    end, n = rules.end, rules.no_repeat_ngram
+    if isinstance(length, Tensor):
+        if n:
+            raise ValueError("where the length is a tensor no n-gram can be forbidden")
+        candidates_bkv[:, :, end].masked_fill_(length <= rules.min_length, -math.inf)
+        return
+    tokens = length - 1
+    if tokens < rules.min_length:
         candidates_bkv[:, :, end] = -math.inf
     if not 0 < n <= tokens:
         return
+    tokens_bkt = tokens_bkt[:, :, :tokens]
     ngrams = tokens_bkt.unfold(2, n, 1)
     seen_bkt = (ngrams[..., :-1] == tokens_bkt[:, :, None, tokens - n + 1 :]).all(-1)
     # Added, not assigned: a type may stand in several n-grams, and −inf must win whatever the order.
     candidates_bkv.scatter_add_(2, ngrams[..., -1], torch.where(seen_bkt, -math.inf, 0.0))
 
 
-def _stop_the_settled(slots: _Slots, nbest: int, penalty_t: Tensor) -> tuple[_Slots, Tensor]:
+def _stop_the_settled(slots: Slots, nbest: int, penalty_t: Tensor) -> tuple[Slots, Tensor]:
     """Gives up what is alive in sentences where it cannot change the result; also says which sentences go on.
 
     A log-probability only falls, so the penalty at the limit bounds what an alive hypothesis can reach.
@@ -203,32 +246,35 @@ def _stop_the_settled(slots: _Slots, nbest: int, penalty_t: Tensor) -> tuple[_Sl
     return slots._replace(log_p_bk=slots.log_p_bk.masked_fill(given_up_bk, -math.inf)), running_b
 
 
-def _write(outcome: _Slots, slots: _Slots) -> None:
+def write_results(outcome: Slots, slots: Slots) -> None:
+    """Puts what these slots hold where it belongs among all sentences."""
     for whole, part in zip(outcome, slots, strict=True):
         whole[slots.place_b] = part
 
 
-def _read(outcome: _Slots, nbest: int, penalty_t: Tensor, end: int) -> list[list[Hypothesis]]:
+def read_results(outcome: Slots, rules: Rules) -> list[list[Hypothesis]]:
     """The finished hypotheses of every sentence, best first, the shorter first among equals."""
     if outcome.log_p_bk.isnan().any():
         raise FloatingPointError("the model gave log-probabilities that are not numbers; its weights may have diverged")
-    tokens_bkt, scores = outcome.tokens_bkt.cpu(), (outcome.log_p_bk / penalty_t[outcome.length_bk]).tolist()
-    log_p, lengths, finished = outcome.log_p_bk.tolist(), outcome.length_bk.tolist(), outcome.finished_bk.tolist()
+    scores = (outcome.log_p_bk / rules.penalty_t[outcome.length_bk]).tolist()
+    tokens_bkt, log_p = outcome.tokens_bkt.cpu().numpy(), outcome.log_p_bk.tolist()
+    lengths, finished = outcome.length_bk.tolist(), outcome.finished_bk.tolist()
 
     def hypothesis(i: int, j: int) -> Hypothesis:
         tokens = tokens_bkt[i, j, : lengths[i][j]].tolist()
-        return Hypothesis(tokens[:-1] if tokens[-1:] == [end] else tokens, scores[i][j], log_p[i][j])
+        return Hypothesis(tokens[:-1] if tokens[-1:] == [rules.end] else tokens, scores[i][j], log_p[i][j])
 
     found = []
     for i, ended in enumerate(finished):
         ranking = sorted((-scores[i][j], lengths[i][j], j) for j, yes in enumerate(ended) if yes)
-        found.append([hypothesis(i, j) for _, _, j in ranking[:nbest]] or [hypothesis(i, 0)])
+        found.append([hypothesis(i, j) for _, _, j in ranking[: rules.nbest]] or [hypothesis(i, 0)])
     return found
 
 
-def _check_settings(
+def check_settings(
     sentences: int, max_lengths: Tensor, beam: int, alpha: float, nbest: int, min_length: int, no_repeat_ngram: int
 ) -> None:
+    """Raises InputError for what cannot be searched with."""
     if beam < 1:
         raise InputError(f"beam must be at least 1, got {beam}")
     if not 1 <= nbest <= beam:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,15 @@ from qknorm.models.translator import DecoderCache, Memory, Translator
 from qknorm.text.batching import batches_by_length, collate
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer
+
+
+class Search(Protocol):
+    """What finds hypotheses for source ids (b, s), as `beam_search` does; `RecordedSearch` is one."""
+
+    def __call__(
+        self, source: Tensor, max_lengths: Tensor, *, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
+    ) -> list[list[Hypothesis]]: ...
+
 
 BATCH_TOKENS = {False: 16_384, True: 131_072}
 """Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
@@ -54,6 +64,28 @@ class ModelStepper:
             across.reorder(sentences)
 
 
+class PlainSearch:
+    """`beam_search` with steppers of a model, plain ones if no others are given."""
+
+    def __init__(self, model: Translator, make_stepper: Callable[[Tensor, int], Stepper] | None = None) -> None:
+        self._model = model
+        self._make_stepper = make_stepper or functools.partial(ModelStepper, model)
+
+    def __call__(
+        self, source: Tensor, max_lengths: Tensor, *, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
+    ) -> list[list[Hypothesis]]:
+        device = next(self._model.parameters()).device
+        return beam_search(
+            self._make_stepper(source.to(device), beam),
+            len(source),
+            max_lengths.to(device),
+            beam=beam,
+            alpha=alpha,
+            nbest=nbest,
+            no_repeat_ngram=no_repeat_ngram,
+        )
+
+
 @torch.no_grad()
 def translate_ids(
     model: Translator,
@@ -63,10 +95,14 @@ def translate_ids(
     nbest: int = 1,
     precision: torch.dtype = torch.float32,
     make_stepper: Callable[[Tensor, int], Stepper] | None = None,
+    search: Search | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for every source sentence, in the order given; an empty sentence translates to nothing."""
-    make_stepper = make_stepper or functools.partial(ModelStepper, model)
+    """The best hypotheses for every source sentence, in the order given; an empty sentence translates to nothing.
+
+    A `search` is made for this model and takes the place of the plain one over steppers.
+    """
+    search = search or PlainSearch(model, make_stepper)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -76,12 +112,11 @@ def translate_ids(
     budget = settings.batch_tokens or BATCH_TOKENS[device.type == "cuda"]
     for group in batches_by_length([len(sources[i]) * settings.beam for i in waiting], budget):
         chosen = [waiting[i] for i in group]
-        source = torch.from_numpy(collate([sources[i] for i in chosen], []).source).to(device)
-        limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen], device=device)
+        source = torch.from_numpy(collate([sources[i] for i in chosen], []).source)
+        limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen])
         with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
-            results = beam_search(
-                make_stepper(source, settings.beam),
-                len(chosen),
+            results = search(
+                source,
                 limits,
                 beam=settings.beam,
                 alpha=settings.length_penalty,

@@ -11,11 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from qknorm.models.fused_run import FlatParameters, FusedRun, compute_dtype, gradient_room, hand_back
+from qknorm.models.launches import LAUNCHES
 
-FORWARD_ENTRIES, BACKWARD_ENTRIES = 2_048, 1_024
-"""Rows times padded width that one program holds; backward fewer, so that four programs fit a multiprocessor."""
-PROGRAMS = 528
-"""That share the rows of a backward pass and each add up a part of a parameter's gradient; four a multiprocessor."""
 WIDEST = 4_096
 TINY = torch.finfo(torch.float32).tiny
 
@@ -70,12 +67,12 @@ class _AddNorm(torch.autograd.Function):
         total = x if y is None else torch.empty_like(x)
         out = torch.empty_like(x, dtype=dtype)
         mean, inverse = torch.empty(2, count, dtype=torch.float32, device=x.device)
-        rows, block = _tile(d)
-        add_norm_forward[(-(-count // rows),)](
+        grid, tile = LAUNCHES["add_norm_forward"].over_rows(count, d)
+        add_norm_forward[grid](
             x, x if y is None else y, weight if y_bias is None else y_bias, total, out, mean, inverse, weight,
-            weight if bias is None else bias, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d, eps,
+            weight if bias is None else bias, drop.seed, drop.site, drop.dropped, drop.scale_up, count, eps,
             HAS_Y=y is not None, HAS_Y_BIAS=y_bias is not None, DROPS=drop.dropped > 0, KIND=kind,
-            HAS_BIAS=bias is not None, ROWS=rows, BLOCK=block, num_warps=4,
+            HAS_BIAS=bias is not None, **tile,
         )  # fmt: skip
         ctx.save_for_backward(total, mean, inverse, weight, bias, y_bias)
         ctx.kind, ctx.drop, ctx.flat, ctx.y_dtype = kind, drop, flat, None if y is None else y.dtype
@@ -98,12 +95,12 @@ class _AddNorm(torch.autograd.Function):
         assert rooms[1] is not None
         to_y_bias, to_weight, to_bias = ((room or rooms[1])[0] for room in rooms)
         count, d = total.numel() // total.shape[-1], total.shape[-1]
-        rows, block = _tile(d, BACKWARD_ENTRIES)
-        add_norm_backward[(min(PROGRAMS, -(-count // rows)),)](
+        grid, tile = LAUNCHES["add_norm_backward"].over_rows(count, d)
+        add_norm_backward[grid](
             total, to_x if to_sum is None else to_sum, to_out, mean, inverse, weight, to_x, to_y, to_y_bias, to_weight,
-            to_bias, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d, HAS_Y=has_y,
+            to_bias, drop.seed, drop.site, drop.dropped, drop.scale_up, count, HAS_Y=has_y,
             HAS_Y_BIAS=y_bias is not None, DROPS=drop.dropped > 0, HAS_SUM=to_sum is not None, KIND=ctx.kind,
-            HAS_BIAS=bias is not None, ROWS=rows, BLOCK=block, num_warps=4,
+            HAS_BIAS=bias is not None, STAGES=LAUNCHES["add_norm_backward"].stages, **tile,
         )  # fmt: skip
         to_parameters = [
             None if each is None or room is None else hand_back(each, room)
@@ -122,10 +119,10 @@ class _BiasReluDropout(torch.autograd.Function):
         z = z.contiguous()
         count, d = z.numel() // z.shape[-1], z.shape[-1]
         out = torch.empty_like(z)
-        rows, block = 8, 512
-        relu_forward[(-(-count // rows), -(-d // block))](
+        grid, tile = LAUNCHES["relu_forward"].over_columns(count, d)
+        relu_forward[grid](
             z, z if bias is None else bias, out, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d,
-            HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, ROWS=rows, BLOCK=block, num_warps=4,
+            HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
         ctx.save_for_backward(out, bias)
         ctx.scale_up, ctx.flat = drop.scale_up, flat
@@ -140,10 +137,10 @@ class _BiasReluDropout(torch.autograd.Function):
         room = None if bias is None else gradient_room(bias, ctx.flat)
         to_z, to_out = torch.empty_like(out), to_out.contiguous()
         count, d = out.numel() // out.shape[-1], out.shape[-1]
-        rows, block = 64, 128
-        relu_backward[(-(-count // rows), -(-d // block))](
+        grid, tile = LAUNCHES["relu_backward"].over_columns(count, d)
+        relu_backward[grid](
             out, to_out, to_z, to_z if room is None else room[0], ctx.scale_up, count, d,
-            HAS_BIAS=room is not None, ROWS=rows, BLOCK=block, num_warps=8,
+            HAS_BIAS=room is not None, **tile,
         )  # fmt: skip
         return to_z, None if room is None else hand_back(bias, room), None, None
 
@@ -168,12 +165,11 @@ class _Embed(torch.autograd.Function):
         ids = ids.contiguous()
         count, d = ids.numel(), table.shape[1]
         out = torch.empty(*ids.shape, d, dtype=torch.float32, device=ids.device)
-        rows, block = _tile(d)
-        embed_forward[(-(-count // rows),)](
+        grid, tile = LAUNCHES["embed_forward"].over_rows(count, d)
+        embed_forward[grid](
             ids, table, table if language is None else language, table if positions is None else positions.contiguous(),
-            out, drop.seed, drop.site, drop.dropped, drop.scale_up, factor, count, ids.shape[-1], d, FIXNORM=fixnorm,
-            HAS_LANGUAGE=language is not None, HAS_POSITIONS=positions is not None, DROPS=drop.dropped > 0, ROWS=rows,
-            BLOCK=block, num_warps=4,
+            out, drop.seed, drop.site, drop.dropped, drop.scale_up, factor, count, ids.shape[-1], FIXNORM=fixnorm,
+            HAS_LANGUAGE=language is not None, HAS_POSITIONS=positions is not None, DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
         ctx.save_for_backward(ids, table, language)
         ctx.factor, ctx.fixnorm, ctx.drop, ctx.flat = factor, fixnorm, drop, flat
@@ -188,11 +184,11 @@ class _Embed(torch.autograd.Function):
         drop = ctx.drop
         room = gradient_room(table, ctx.flat)
         language_room = None if language is None else gradient_room(language, ctx.flat)
-        rows, block = _tile(table.shape[1], BACKWARD_ENTRIES)
-        embed_backward[(min(PROGRAMS, -(-ids.numel() // rows)),)](
+        grid, tile = LAUNCHES["embed_backward"].over_rows(ids.numel(), table.shape[1])
+        embed_backward[grid](
             ids, table, to_out.contiguous(), room[0], (language_room or room)[0], drop.seed, drop.site, drop.dropped,
-            drop.scale_up, ctx.factor, ids.numel(), table.shape[1], FIXNORM=ctx.fixnorm,
-            HAS_LANGUAGE=language is not None, DROPS=drop.dropped > 0, ROWS=rows, BLOCK=block, num_warps=4,
+            drop.scale_up, ctx.factor, ids.numel(), FIXNORM=ctx.fixnorm,
+            HAS_LANGUAGE=language is not None, DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
         to_language = None if language_room is None else hand_back(language, language_room)
         return None, hand_back(table, room), to_language, None, None, None, None, None
@@ -208,8 +204,8 @@ class _UnitRows(torch.autograd.Function):
         table = table.contiguous()
         count, d = table.shape
         out = torch.empty(padded, d, dtype=dtype, device=table.device)
-        rows, block = _tile(d)
-        unit_rows_forward[(-(-padded // rows),)](table, out, count, padded, d, ROWS=rows, BLOCK=block, num_warps=4)
+        grid, tile = LAUNCHES["unit_rows"].over_rows(padded, d)
+        unit_rows_forward[grid](table, out, count, padded, **tile)
         ctx.save_for_backward(table)
         ctx.flat = flat
         return out
@@ -222,10 +218,8 @@ class _UnitRows(torch.autograd.Function):
         (table,) = ctx.saved_tensors
         room = gradient_room(table, ctx.flat)
         count, d = table.shape
-        rows, block = _tile(d)
-        unit_rows_backward[(-(-count // rows),)](
-            table, to_out.contiguous(), room[0], count, d, ROWS=rows, BLOCK=block, num_warps=4
-        )
+        grid, tile = LAUNCHES["unit_rows"].over_rows(count, d)
+        unit_rows_backward[grid](table, to_out.contiguous(), room[0], count, **tile)
         return hand_back(table, room), None, None, None
 
 
@@ -299,9 +293,3 @@ def unit_rows(run: FusedRun, table: Tensor, padded: int, dtype: torch.dtype) -> 
 def fits(width: int) -> bool:
     """Whether the kernels that hold whole rows take rows of this width."""
     return width <= WIDEST
-
-
-def _tile(d: int, entries: int = FORWARD_ENTRIES) -> tuple[int, int]:
-    """Rows and padded columns of one program."""
-    block = max(16, 1 << (d - 1).bit_length())
-    return max(1, entries // block), block

@@ -14,7 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from qknorm.models.beside import Beside
 from qknorm.models.fused_run import FlatParameters, FusedRun, compute_dtype, gradient_room, hand_back, in_dtype
+from qknorm.models.launches import LAUNCHES
 
 
 class _Linear(torch.autograd.Function):
@@ -44,19 +46,32 @@ class _Linear(torch.autograd.Function):
         to_rows = to_out.reshape(-1, to_out.shape[-1])
         to_x = (to_rows @ weight).to(ctx.x_dtype).view(ctx.shape) if ctx.needs_input_grad[0] else None
         to_parts = torch.split(to_rows, [each.shape[0] for each in parameters[:half]], dim=1)
-        found: list[Tensor | None] = []
-        for number, parameter in enumerate(parameters):
-            if parameter is None:
-                found.append(None)
-                continue
-            room = gradient_room(parameter, ctx.flat)
-            part = to_parts[number % half]
-            if number < half:
-                add_product(room[0], part.t(), rows)
-            else:
-                add_column_sums(room[0], part)
-            found.append(hand_back(parameter, room))
+        beside = _beside(ctx.flat, parameters)
+        rooms = [
+            None if each is None else gradient_room(each, ctx.flat, beside=beside is not None) for each in parameters
+        ]
+
+        def add_gradients() -> None:
+            for number, room in enumerate(rooms):
+                if room is not None and number < half:
+                    add_product(room[0], to_parts[number].t(), rows)
+                elif room is not None:
+                    add_column_sums(room[0], to_parts[number - half])
+
+        if beside is None:
+            add_gradients()
+        else:
+            beside.start(add_gradients, [rows, to_rows], [room[0] for room in rooms if room is not None])
+        found = [None if room is None else hand_back(each, room) for each, room in zip(parameters, rooms, strict=True)]
         return to_x, None, None, *found
+
+
+def _beside(flat: FlatParameters | None, parameters: Sequence[Tensor | None]) -> Beside | None:
+    """Where gradients of these may be added: only if all have their final place, which autograd does not look at."""
+    if flat is None or flat.beside is None:
+        return None
+    final = all(flat.gradient_of(each) is not None for each in parameters if each is not None)
+    return flat.beside if final else None
 
 
 def linear(run: FusedRun, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -103,8 +118,11 @@ def add_column_sums(room: Tensor, x: Tensor) -> None:
 
     x = x if x.stride(1) == 1 else x.contiguous()
     count, d = x.shape
-    rows, block = 64, 128
-    column_sum[(-(-count // rows), -(-d // block))](x, room, count, d, x.stride(0), ROWS=rows, BLOCK=block, num_warps=4)
+    whole = -(-d // 16) * 16  # columns that may be read: loads are wide only where none is cut in two
+    end = x.storage_offset() + (count - 1) * x.stride(0) + whole
+    readable = whole if end * x.element_size() <= x.untyped_storage().nbytes() else d
+    grid, tile = LAUNCHES["column_sum"].over_columns(count, d)
+    column_sum[grid](x, room, count, d, readable, x.stride(0), **tile)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 All of it is off unless `use_fused` is entered; `layers.py` and `translator.py` are the plain reference.
 """
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from qknorm.attention.sharing import share
+from qknorm.models.beside import Beside
+
 ALIGNED = 64
 """Every parameter starts at a multiple of so many entries, since matrix units want aligned operands."""
 
@@ -21,8 +25,11 @@ class FlatParameters:
     """Parameters side by side in one float32 tensor, and beside it their gradients and a half-precision copy.
 
     Names, shapes and values of the parameters stay; they and their gradients become views. Any view of a parameter has
-    its gradient and its copy at the same place of the other tensors.
+    its gradient and its copy at the same place of the other tensors. `add_beside` lets gradients add up beside the main
+    stream; then whoever reads them calls `beside.join` first.
     """
+
+    beside: Beside | None = None
 
     def __init__(self, parameters: Iterable[nn.Parameter], half: torch.dtype | None = None) -> None:
         self.parameters = list(dict.fromkeys(parameters))
@@ -62,6 +69,12 @@ class FlatParameters:
         """Where gradients of a parameter, or of a view of one, add up; None for any other tensor."""
         return self._same_place(weight, self.gradients)
 
+    def add_beside(self, beside: Beside) -> None:
+        """Lets linear maps add their gradients there; what autograd adds by itself waits for them."""
+        self.beside = beside
+        for parameter, place in zip(self.parameters, self.views_of(self.gradients), strict=True):
+            parameter.register_hook(functools.partial(_settle, beside, place))  # type: ignore[no-untyped-call]
+
     def half_of(self, weight: Tensor) -> Tensor | None:
         """The half-precision copy of a parameter, or of a view of one; None for any other tensor."""
         return None if self.halves is None else self._same_place(weight, self.halves)
@@ -99,6 +112,8 @@ class FusedRun:
     layers: bool = False
     flat: FlatParameters | None = None
     sites: int = 0
+    one: Tensor | None = None
+    """A 1 that the loss is derived from: whoever gets this tensor for a gradient need not multiply by it."""
     bias_to_leave: Tensor | None = None
     """That the next linear map with it is not to add, and sets to None: whoever comes after adds it."""
 
@@ -107,8 +122,20 @@ class FusedRun:
         self.sites += 1
         return self.sites
 
+    def gradient_place(self, weight: Tensor) -> Tensor | None:
+        """Where a backward may add the gradient of a parameter, or of a view of one, itself."""
+        if self.flat is None or self.flat.gradient_of(weight) is None:
+            return None
+        return gradient_room(weight, self.flat)[0]
+
 
 _RUN: ContextVar[FusedRun | None] = ContextVar("fused_run", default=None)
+
+
+def _settle(beside: Beside, place: Tensor, gradient: Tensor | None) -> None:
+    """Before autograd adds a gradient to a place; it comes here with none too, which is not added."""
+    if gradient is not None:
+        beside.settle(place)
 
 
 @contextmanager
@@ -129,7 +156,7 @@ def use_fused(
     run = FusedRun(seed, linear, layers, flat)
     token = _RUN.set(run)
     try:
-        with fused_linears(run) if linear else nullcontext():
+        with fused_linears(run) if linear else nullcontext(), share(run):
             yield run
     finally:
         _RUN.reset(token)
@@ -166,10 +193,15 @@ def whole(types: int) -> int:
     return -(-types // 16) * 16
 
 
-def gradient_room(weight: Tensor, flat: FlatParameters | None) -> tuple[Tensor, bool]:
-    """Where to add the gradient of a weight in float32, and whether that is its final place."""
+def gradient_room(weight: Tensor, flat: FlatParameters | None, *, beside: bool = False) -> tuple[Tensor, bool]:
+    """Where to add the gradient of a weight in float32, and whether that is its final place.
+
+    Not before all that was started beside the main stream has added to that place, unless the caller adds there too.
+    """
     place = flat.gradient_of(weight) if flat is not None else None
-    if place is not None:
+    if flat is not None and place is not None:
+        if flat.beside is not None and not beside:
+            flat.beside.settle(place)
         return place, True
     return torch.zeros(weight.shape, dtype=torch.float32, device=weight.device), False
 

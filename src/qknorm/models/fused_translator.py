@@ -3,11 +3,12 @@
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, attend
+from qknorm.attention.attend import may_fuse
+from qknorm.attention.cut import cut_heads, cut_heads_with_room
 from qknorm.models import fused_layers
 from qknorm.models.fused_layers import Part
 from qknorm.models.fused_linear import linear_side_by_side
@@ -153,8 +154,8 @@ def _read_memory(run: FusedRun, attentions: list[MultiheadAttention], memory: "M
         bias = attention.in_proj_bias
         biases.append(None if bias is None else bias[attention.embed_dim :])
     projected = linear_side_by_side(run, memory.states, weights, biases)
-    one = attentions[0].num_kv_heads * attentions[0].head_dim
-    heads = [_heads(each, attentions[0]) for each in torch.split(projected, one, dim=-1)]
+    cut = cut_heads_with_room if may_fuse(attentions[0].backend, projected) else cut_heads
+    heads = cut(projected, [attentions[0].num_kv_heads] * 2 * len(attentions), attentions[0].head_dim)
     return [KeysAndValues(k_bhsd, v_bhsd) for k_bhsd, v_bhsd in zip(heads[::2], heads[1::2], strict=True)]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from qknorm.models.beside import Beside, CudaSideStream, SideStream
 from qknorm.models.fused_run import FlatParameters, kernels_apply, use_fused
 from qknorm.training.objective import Losses, label_smoothed_loss
 
@@ -29,11 +30,13 @@ class Fast:
     """The loss reads the logits once and leaves their gradient in their place."""
     update: bool = False
     """Clipping and AdamW in two passes over all parameters."""
+    overlap: bool = False
+    """Gradients of the weights of linear maps beside the rest of the backward pass; only with `linear`, on a GPU."""
 
     @classmethod
     def everything(cls) -> "Fast":
         """All parts."""
-        return cls(linear=True, layers=True, loss=True, update=True)
+        return cls(linear=True, layers=True, loss=True, update=True, overlap=True)
 
     @property
     def model(self) -> bool:
@@ -56,13 +59,25 @@ class FastStep:
         self._model, self.fast = model, fast
         self.flat: FlatParameters | None = None
         self.update: FlatUpdate | None = None
+        self._sets_rate = True
+        self.one = torch.ones((), device=sums.device)
         if fast.linear or fast.update:
             keeps_half = fast.linear and half != torch.float32
             self.flat = FlatParameters(model.parameters(), half if keeps_half else None)
+        if fast.linear and fast.overlap and self.flat is not None and (stream := side_stream(self.flat)) is not None:
+            self.flat.add_beside(Beside(stream))
         if fast.update and self.flat is not None and len(optimizer.param_groups) == 1:
             from qknorm.training import flat_update
 
             self.update = flat_update.FlatUpdate(self.flat, optimizer, clip, sums)
+            rate = optimizer.param_groups[0]["lr"]
+            if isinstance(rate, Tensor):  # that the step sets anyway
+                self.update.rate, self._sets_rate = rate, False
+
+    def join(self) -> None:
+        """After a backward pass, before its gradients are read."""
+        if self.flat is not None and self.flat.beside is not None:
+            self.flat.beside.join()
 
     @staticmethod
     def applies(model: nn.Module, fast: Fast) -> bool:
@@ -74,13 +89,15 @@ class FastStep:
         """Before a step, outside of what is recorded."""
         if self.flat is not None:
             self.flat.refresh_if_written()
-        if self.update is not None:
+        if self.update is not None and self._sets_rate:
             self.update.rate.fill_(learning_rate)
 
     def losses(self, batch: tuple[Tensor, ...], weight: Tensor, objective: tuple[Any, ...]) -> tuple[Tensor, Losses]:
         """What to derive, the smoothed loss times `weight`, and the sums; to be called within autocast."""
         fast, model, (*inputs, targets), (loss, *arguments) = self.fast, self._model, batch, objective
         with use_fused(targets.device, linear=fast.linear, layers=fast.layers, flat=self.flat) as run:
+            if run is not None:
+                run.one = self.one
             if fast.loss and run is not None and loss is label_smoothed_loss and hasattr(model, "states_and_table"):
                 from qknorm.training.fused_loss import projected_loss
 
@@ -89,3 +106,9 @@ class FastStep:
                 return projected_loss(run, states, table, model.output_bias, targets, allowed, smoothing, weight)  # type: ignore[arg-type]
             losses: Losses = loss(model(*inputs), targets, *arguments)
             return losses.smoothed * weight, losses
+
+
+def side_stream(flat: FlatParameters) -> SideStream | None:
+    """A stream for work beside the main one: on a GPU, else none."""
+    device = flat.values.device
+    return CudaSideStream(device) if device.type == "cuda" else None

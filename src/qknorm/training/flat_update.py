@@ -13,19 +13,28 @@ import triton.language as tl
 from torch import Tensor
 
 from qknorm.models.fused_run import FlatParameters
+from qknorm.models.launches import LAUNCHES
 
 PARTS = 1_024
-"""Partial sums of the squared norm."""
-BLOCK = 1_024
+"""Partial sums of the squared norm, of which a launch may use fewer."""
 
 
 @triton.jit
-def _squares_kernel(gradient_ptr, parts_ptr, count, BLOCK: tl.constexpr):
+def _offsets(BLOCK: tl.constexpr):
+    """Places within a block; a thread takes four neighbours, so that float32 and half precision have one layout."""
+    return tl.max_contiguous(tl.multiple_of(tl.arange(0, BLOCK), 4), 4)
+
+
+@triton.jit
+def _squares_kernel(
+    gradient_ptr, parts_ptr, count, BLOCK: tl.constexpr, EVICT: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
     """Each program's share of the squared norm."""
-    found = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        at = start + tl.arange(0, BLOCK).to(tl.int64)
-        g = tl.load(gradient_ptr + at, mask=at < count, other=0.0)
+    at, found = _offsets(BLOCK), tl.zeros([BLOCK], dtype=tl.float32)
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    for start in tl.range(begin, count, tl.num_programs(0) * BLOCK, num_stages=STAGES):
+        real = at < tl.minimum(count - start, BLOCK).to(tl.int32)
+        g = tl.load(gradient_ptr + start + at, mask=real, other=0.0, eviction_policy=EVICT)
         found += g * g
     tl.store(parts_ptr + tl.program_id(0), tl.sum(found, axis=0))
 
@@ -55,26 +64,32 @@ def _decide_kernel(
 def _adam_kernel(
     value_ptr, gradient_ptr, first_ptr, second_ptr, half_ptr, decision_ptr, rate_ptr, count, BETA1: tl.constexpr,
     REST1: tl.constexpr, BETA2: tl.constexpr, REST2: tl.constexpr, DECAY: tl.constexpr, EPS: tl.constexpr,
-    HAS_HALF: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_HALF: tl.constexpr, BLOCK: tl.constexpr, EVICT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < count
-    good = tl.load(decision_ptr) != 0.0
-    g = tl.load(gradient_ptr + at, mask=real, other=0.0)
-    tl.store(gradient_ptr + at, tl.zeros([BLOCK], dtype=tl.float32), mask=real)
-    if good:
-        rate = tl.load(rate_ptr)
-        g *= tl.load(decision_ptr + 1)
-        value = tl.load(value_ptr + at, mask=real, other=0.0) * (1.0 - rate * DECAY)
-        first = BETA1 * tl.load(first_ptr + at, mask=real, other=0.0) + REST1 * g
-        second = BETA2 * tl.load(second_ptr + at, mask=real, other=0.0) + REST2 * g * g
-        size = tl.sqrt(second) * tl.load(decision_ptr + 3) + EPS
-        value -= rate * tl.load(decision_ptr + 2) * first / size
-        tl.store(value_ptr + at, value, mask=real)
-        tl.store(first_ptr + at, first, mask=real)
-        tl.store(second_ptr + at, second, mask=real)
-        if HAS_HALF:
-            tl.store(half_ptr + at, value, mask=real)
+    """The step, where the decision is good; gradients are cleared in any case."""
+    good, clip = tl.load(decision_ptr) != 0.0, tl.load(decision_ptr + 1)
+    rate, up, size_up = tl.load(rate_ptr), tl.load(decision_ptr + 2), tl.load(decision_ptr + 3)
+    at = _offsets(BLOCK)
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    for start in tl.range(begin, count, tl.num_programs(0) * BLOCK, num_stages=STAGES):
+        real = at < tl.minimum(count - start, BLOCK).to(tl.int32)
+        # every load before the first use, so that all are under way while the decision comes
+        g = tl.load(gradient_ptr + start + at, mask=real, other=0.0, eviction_policy=EVICT)
+        value = tl.load(value_ptr + start + at, mask=real, other=0.0, eviction_policy=EVICT)
+        first = tl.load(first_ptr + start + at, mask=real, other=0.0, eviction_policy=EVICT)
+        second = tl.load(second_ptr + start + at, mask=real, other=0.0, eviction_policy=EVICT)
+        tl.store(gradient_ptr + start + at, tl.zeros([BLOCK], dtype=tl.float32), mask=real, eviction_policy=EVICT)
+        if good:
+            g *= clip
+            first = BETA1 * first + REST1 * g
+            second = BETA2 * second + REST2 * g * g
+            size = tl.sqrt(second) * size_up + EPS
+            value = value * (1.0 - rate * DECAY) - rate * up * first / size
+            tl.store(value_ptr + start + at, value, mask=real, eviction_policy=EVICT)
+            tl.store(first_ptr + start + at, first, mask=real, eviction_policy=EVICT)
+            tl.store(second_ptr + start + at, second, mask=real, eviction_policy=EVICT)
+            if HAS_HALF:
+                tl.store(half_ptr + start + at, value, mask=real)
 
 
 class FlatUpdate:
@@ -99,16 +114,22 @@ class FlatUpdate:
     def __call__(self) -> None:
         flat, group, count = self._flat, self._optimizer.param_groups[0], self._flat.values.numel()
         beta1, beta2 = group["betas"]
-        _squares_kernel[(min(PARTS, -(-count // BLOCK)),)](flat.gradients, self._parts, count, BLOCK=BLOCK, num_warps=4)
+        launch = LAUNCHES["squares"]
+        _squares_kernel[(min(PARTS, launch.share(-(-count // launch.entries))),)](
+            flat.gradients, self._parts, count, BLOCK=launch.entries, EVICT=launch.evict, STAGES=launch.stages,
+            num_warps=launch.warps,
+        )  # fmt: skip
         _decide_kernel[(1,)](
             self._parts, self._decision, self._step, self._sums, self._clip, LOG_BETA1=_log(beta1),
             LOG_BETA2=_log(beta2), PARTS=PARTS, num_warps=4,
         )  # fmt: skip
-        _adam_kernel[(-(-count // BLOCK),)](
+        launch = LAUNCHES["adam"]
+        _adam_kernel[(launch.share(-(-count // launch.entries)),)](
             flat.values, flat.gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"],
             flat.values if flat.halves is None else flat.halves, self._decision, self.rate, count, BETA1=beta1,
             REST1=1 - beta1, BETA2=beta2, REST2=1 - beta2, DECAY=group["weight_decay"], EPS=group["eps"],
-            HAS_HALF=flat.halves is not None, BLOCK=BLOCK, num_warps=4,
+            HAS_HALF=flat.halves is not None, BLOCK=launch.entries, EVICT=launch.evict, STAGES=launch.stages,
+            num_warps=launch.warps,
         )  # fmt: skip
 
     def _compile(self) -> None:

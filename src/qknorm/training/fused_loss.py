@@ -82,7 +82,8 @@ class _ProjectedLoss(torch.autograd.Function):
         rows, targets = states.reshape(-1, states.shape[-1]).to(dtype), targets.reshape(-1)
         padded = whole(types)
         half_table = in_dtype(table, dtype, run.flat)
-        half_table = F.pad(half_table, (0, 0, 0, padded - len(half_table)))
+        if len(half_table) < padded:
+            half_table = F.pad(half_table, (0, 0, 0, padded - len(half_table)))
         half_bias = F.pad(in_dtype(bias, dtype, run.flat), (0, padded - types))
         with torch.autocast(states.device.type, enabled=False):
             logits = F.linear(rows, half_table, half_bias)
@@ -95,24 +96,36 @@ class _ProjectedLoss(torch.autograd.Function):
         ctx.save_for_backward(logits, rows, half_table, table, bias)
         ctx.run, ctx.states_shape, ctx.states_dtype = run, states.shape, states.dtype
         ctx.mark_non_differentiable(smoothed, plain, tokens)
+        ctx.set_materialize_grads(False)
         return smoothed * weight, smoothed, plain, tokens
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         slopes, rows, half_table, table, bias = ctx.saved_tensors
-        factor = to_loss.to(rows.dtype)  # 1 in training; on small tensors it costs next to nothing
-        to_states = ((slopes @ half_table) * factor).view(ctx.states_shape).to(ctx.states_dtype)
+        to_states, scales = slopes @ half_table, not _is_one(to_loss, ctx.run.one)
+        if scales:
+            factor = to_loss.to(rows.dtype)
+            to_states, rows = to_states * factor, rows * factor
+        to_states = to_states.view(ctx.states_shape).to(ctx.states_dtype)
         slopes = slopes[:, : len(table)]
         if table.dtype == torch.float32:
             room = gradient_room(table, ctx.run.flat)
-            add_product(room[0], slopes.t(), rows * factor)
+            add_product(room[0], slopes.t(), rows)
             to_table = hand_back(table, room)
         else:
-            to_table = slopes.t() @ (rows * factor)
-        to_bias = torch.zeros(len(bias), device=bias.device)
-        add_column_sums(to_bias, slopes[:, : len(bias)])
-        return to_states, to_table, (to_bias * to_loss).to(bias.dtype), *[None] * 5
+            to_table = slopes.t() @ rows
+        room = gradient_room(bias, None if scales else ctx.run.flat)
+        add_column_sums(room[0], slopes[:, : len(bias)])
+        to_bias = hand_back(bias, room)
+        if scales and to_bias is not None:
+            to_bias = to_bias * to_loss
+        return to_states, to_table, to_bias, *[None] * 5
+
+
+def _is_one(x: Tensor, one: Tensor | None) -> bool:
+    """Whether this is the tensor known to be 1, so that nobody need look."""
+    return one is not None and x.data_ptr() == one.data_ptr()
 
 
 def projected_loss(

@@ -71,7 +71,7 @@ class TrainingStep:
         self.sums = torch.zeros(5, dtype=torch.float64, device=device)
         self._weight = torch.zeros((), device=device)
         alone = model is inner and not hasattr(next(model.parameters()), "full_tensor")  # nor a share of a model
-        self._recorded = Recordings() if cuda and alone else None
+        self._recorded = Recordings(device) if cuda and alone else None
         # without one, what a translator is trained by
         self._loss, self._loss_arguments = objective or Objective(
             label_smoothed_loss,
@@ -115,9 +115,12 @@ class TrainingStep:
             else:
                 losses = self._loss(self.model(*inputs), targets, *self._loss_arguments)
                 loss = losses.smoothed * self._weight
-        torch.autograd.backward(loss)
+        try:
+            torch.autograd.backward(loss, self._fast.one)
+        finally:
+            self._fast.join()
         with torch.no_grad():
-            self.sums[:3] += torch.stack([losses.smoothed, losses.plain, losses.tokens.float()])
+            self.sums[:3].add_(torch.stack([losses.smoothed, losses.plain, losses.tokens.float()]))
 
     def prepare(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Records all these shapes of batches before the first step, so that none waits for it; only on a GPU."""
@@ -182,9 +185,11 @@ class TrainingStep:
 class Recordings:
     """CUDA graphs by name and shape of input."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
         self._pool: Any = None
+        # of high priority, so that what a job starts beside itself takes only what it leaves of the device
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def has(self, name: str, inputs: tuple[Tensor, ...]) -> bool:
         """Whether inputs of this shape can be run."""
@@ -192,11 +197,10 @@ class Recordings:
 
     def warm_up(self, job: Callable[[], None]) -> None:
         """Runs `job` beside the main stream, as it will be recorded."""
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             job()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
 
     def record(self, name: str, job: Callable[..., None], inputs: tuple[Tensor, ...]) -> None:
@@ -204,7 +208,7 @@ class Recordings:
         held = tuple(x.clone() for x in inputs)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             job(*held)
         self._graphs[_key(name, inputs)] = graph, held
 
