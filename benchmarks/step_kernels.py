@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="time candidates for qknorm/models/launches.py instead")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     args = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     if not kernels_apply(device):
         raise SystemExit("the kernels need a GPU, or Triton's interpreter: set TRITON_INTERPRET=1 and give --smoke")
     if args.smoke:

@@ -63,6 +63,19 @@ def test_the_same_seed_gives_the_same_bytes(data: Path, tmp_path: Path) -> None:
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
 
 
+def test_beside_the_training_the_best_and_the_end_are_saved_and_others_now_and_then(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(data, tmp_path / "plain", max_steps=12, keep=9)
+    monkeypatch.setattr(Trainer, "_saves_beside", True)  # as on a GPU
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_SAVES", 1e9)
+    outcome = fit(data, tmp_path / "run", max_steps=12, keep=9)
+    best = {row["step"] for row in rows(tmp_path / "run") if row.get("best")}
+    assert set(list_steps(tmp_path / "run")) == best | {12} < set(list_steps(tmp_path / "plain"))
+    assert best_step(tmp_path / "run") == outcome.best_step
+    assert rows(tmp_path / "run") == rows(tmp_path / "plain")
+
+
 def test_the_end_is_evaluated_and_saved_once(data: Path, tmp_path: Path) -> None:
     outcome = fit(data, tmp_path / "run", max_steps=5, keep=2)
     assert (outcome.step, outcome.interrupted) == (5, False)

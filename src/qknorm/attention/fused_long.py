@@ -81,7 +81,7 @@ def _visible_range(first_row, t, s, offset, ROWS: tl.constexpr, KEYS: tl.constex
     return whole // KEYS * KEYS, end
 
 
-@triton.jit(do_not_specialize=["heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["heads", "t", "s", "mask_b", "dropped"])
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, mask_ptr, blind_ptr, draw_ptr, out_ptr, log_ptr, unit_ptr, length_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_t, u_b, u_h, u_t, mask_b, mask_s, blind_b,
@@ -154,7 +154,7 @@ def _add_to_queries(
     return to_q
 
 
-@triton.jit(do_not_specialize=["heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["heads", "t", "s", "mask_b", "dropped"])
 def query_gradient_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, to_out_ptr, g_ptr, mask_ptr, draw_ptr, log_ptr, length_ptr, to_q_ptr, delta_ptr,
     to_g_ptr, heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_t, do_b, do_h, do_t,
@@ -233,7 +233,7 @@ def _add_to_keys(
     return to_k, to_v
 
 
-@triton.jit(do_not_specialize=["heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["heads", "t", "s", "mask_b", "dropped"])
 def key_gradient_kernel(
     q_ptr, k_ptr, v_ptr, to_out_ptr, g_ptr, mask_ptr, draw_ptr, log_ptr, delta_ptr, length_ptr, to_k_ptr, to_v_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, do_b, do_h, do_t, dk_b, dk_h, dk_s, dv_b, dv_h, dv_s,

@@ -32,7 +32,7 @@ def _draws(seed_ptr, site, at, KIND: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["site", "heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["site", "heads", "t", "s", "mask_b", "dropped"])
 def small_forward_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, mask_ptr, blind_ptr, seed_ptr, site, out_ptr, log_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, o_b, o_h, o_t, mask_b, mask_s, blind_b,
@@ -91,7 +91,7 @@ def _of_one_head(
     return left, weights * (to_weights - mean[:, None])
 
 
-@triton.jit(do_not_specialize=["site", "heads", "t", "s", "dropped"])
+@triton.jit(do_not_specialize=["site", "heads", "t", "s", "mask_b", "dropped"])
 def small_backward_kernel(
     q_ptr, k_ptr, v_ptr, to_out_ptr, g_ptr, mask_ptr, seed_ptr, site, log_ptr, to_q_ptr, to_k_ptr, to_v_ptr, to_g_ptr,
     heads, t, s, q_b, q_h, q_t, k_b, k_h, k_s, v_b, v_h, v_s, do_b, do_h, do_t, dq_b, dq_h, dq_t, dk_b, dk_h, dk_s,

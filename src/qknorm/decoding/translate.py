@@ -1,7 +1,9 @@
 """Text in, text out: cuts and batches sentences, searches, and puts translations back in order."""
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -26,6 +28,8 @@ class Search(Protocol):
     ) -> list[list[Hypothesis]]: ...
 
 
+MANY = 64
+"""Sentences from which on a GPU records its steps: for fewer that would take longer than it saves."""
 BATCH_TOKENS = {False: 16_384, True: 131_072}
 """Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
 
@@ -110,7 +114,9 @@ def translate_ids(
     waiting = [i for i, ids in enumerate(sources) if len(ids)]
     done = 0
     budget = settings.batch_tokens or BATCH_TOKENS[device.type == "cuda"]
-    for group in batches_by_length([len(sources[i]) * settings.beam for i in waiting], budget):
+    # a search that records has few shapes to record where batches are cut as if lengths came in steps
+    lengths = [len(sources[i]) if isinstance(search, PlainSearch) else -(-len(sources[i]) // 16) * 16 for i in waiting]
+    for group in batches_by_length([length * settings.beam for length in lengths], budget):
         chosen = [waiting[i] for i in group]
         source = torch.from_numpy(collate([sources[i] for i in chosen], []).source)
         limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen])
@@ -149,6 +155,8 @@ class TextTranslator:
         self.model, self.tokenizer, self.settings = model.eval(), tokenizer, settings
         self.source, self.target = source, target
         self.longest, self.precision = longest, precision
+        self._recorded: Search | None = None
+        self._one_at_a_time = threading.Lock()  # recordings have one set of buffers
 
     def translate(self, texts: Sequence[str], **options: object) -> list[str]:
         """The best translation of every text; options are those of `explain`."""
@@ -177,13 +185,33 @@ class TextTranslator:
         cleaned = [clean_line(text) for text in texts]
         parts_of = [split_long(self.tokenizer, text, self.longest) for text in cleaned]
         sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
-        found = iter(
-            translate_ids(self.model, sources, settings, nbest=nbest, precision=self.precision, progress=progress)
-        )
+        search = self._search_for(len(sources))
+        with self._one_at_a_time if search else nullcontext():
+            found = iter(
+                translate_ids(
+                    self.model,
+                    sources,
+                    settings,
+                    nbest=nbest,
+                    precision=self.precision,
+                    search=search,
+                    progress=progress,
+                )
+            )
         return [
             self._join(text, parts, [next(found) for _ in parts], align)
             for text, parts in zip(cleaned, parts_of, strict=True)
         ]
+
+    def _search_for(self, sentences: int) -> Search | None:
+        """On a GPU, for many sentences, one whose steps are recorded; else None, for the plain one."""
+        if sentences < MANY or not next(self.model.parameters()).is_cuda:
+            return None
+        if self._recorded is None:
+            from qknorm.decoding.recorded_search import RecordedSearch
+
+            self._recorded = RecordedSearch(self.model, self.precision)
+        return self._recorded
 
     def _join(self, text: str, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
         ranks = min(len(hypotheses) for hypotheses in found)

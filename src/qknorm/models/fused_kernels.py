@@ -69,7 +69,7 @@ def _through_norm(to_unit, unit, inverse, d, KIND: tl.constexpr):
     return to_x
 
 
-@triton.jit(do_not_specialize=["site"])
+@triton.jit(do_not_specialize=["site", "count"])
 def add_norm_forward(
     x_ptr, y_ptr, y_bias_ptr, sum_ptr, out_ptr, mean_ptr, inverse_ptr, weight_ptr, bias_ptr, seed_ptr, site, dropped,
     scale_up, count, eps, d: tl.constexpr, HAS_Y: tl.constexpr, HAS_Y_BIAS: tl.constexpr, DROPS: tl.constexpr,
@@ -106,7 +106,7 @@ def add_norm_forward(
     tl.store(out_ptr + at, out, mask=real)
 
 
-@triton.jit(do_not_specialize=["site"])
+@triton.jit(do_not_specialize=["site", "count"])
 def add_norm_backward(
     sum_ptr, to_sum_ptr, to_out_ptr, mean_ptr, inverse_ptr, weight_ptr, to_x_ptr, to_y_ptr, to_y_bias_ptr,
     to_weight_ptr, to_bias_ptr, seed_ptr, site, dropped, scale_up, count, d: tl.constexpr, HAS_Y: tl.constexpr,
@@ -157,7 +157,7 @@ def add_norm_backward(
             tl.atomic_add(to_bias_ptr + columns, tl.sum(to_bias, axis=0), mask=inside, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["site"])
+@triton.jit(do_not_specialize=["site", "count"])
 def relu_forward(
     z_ptr, bias_ptr, out_ptr, seed_ptr, site, dropped, scale_up, count, d, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
@@ -178,7 +178,7 @@ def relu_forward(
     tl.store(out_ptr + at, out, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def relu_backward(
     out_ptr, to_out_ptr, to_z_ptr, to_bias_ptr, scale_up, count, d, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
@@ -200,7 +200,7 @@ def relu_backward(
         tl.atomic_add(to_bias_ptr + columns, tl.sum(to_bias, axis=0), mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def column_sum(
     x_ptr, sum_ptr, count, d, readable, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr,
     STAGES: tl.constexpr,
@@ -216,7 +216,7 @@ def column_sum(
     tl.atomic_add(sum_ptr + columns, tl.sum(found, axis=0), mask=columns < d, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["site"])
+@triton.jit(do_not_specialize=["site", "count", "length"])
 def embed_forward(
     ids_ptr, table_ptr, language_ptr, positions_ptr, out_ptr, seed_ptr, site, dropped, scale_up, factor, count, length,
     d: tl.constexpr, FIXNORM: tl.constexpr, HAS_LANGUAGE: tl.constexpr, HAS_POSITIONS: tl.constexpr,
@@ -241,7 +241,7 @@ def embed_forward(
     tl.store(out_ptr + (rows * d)[:, None] + columns[None, :], x, mask=real)
 
 
-@triton.jit(do_not_specialize=["site"])
+@triton.jit(do_not_specialize=["site", "count"])
 def embed_backward(
     ids_ptr, table_ptr, to_out_ptr, to_table_ptr, to_language_ptr, seed_ptr, site, dropped, scale_up, factor, count,
     d: tl.constexpr, FIXNORM: tl.constexpr, HAS_LANGUAGE: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr,

@@ -26,7 +26,7 @@ class WeightedLosses(NamedTuple):
     sums: Losses
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _loss_kernel(
     logits_ptr, targets_ptr, allowed_ptr, weight_ptr, losses_ptr, rows, padded, smoothing, PAD: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -23,11 +23,14 @@ from qknorm.training.parallel import Team
 from qknorm.training.record import Recorder, read_metrics
 from qknorm.training.run_folder import clear_half_written
 from qknorm.training.schedule import LearningRate
+from qknorm.training.snapshot import Snapshot, take_snapshot
 from qknorm.training.step import BatchTensors, Sums, TrainingStep
 from qknorm.training.task import Measured, Task
 from qknorm.training.writer import Writer
 
 SECONDS_BETWEEN_SIGNS = 1.0
+SECONDS_BETWEEN_SAVES = 10.0
+"""On a GPU, where evaluations may follow each other faster than checkpoints are written; best ones are always saved."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class Trainer:
         self.batches = self.task.batches(device, self.group)
         self.rate = LearningRate(settings.schedule, self.model.settings.width, settings.max_steps)
         self._writer = Writer()
-        self._saved_step = -1
+        self._saved_step = self._evaluated_step = -1
+        self._saved_at = -math.inf
         self._latest: BatchTensors
         self._seconds_before = 0.0
         self._began = self._logged_at = self._shown_at = time.perf_counter()
@@ -122,10 +126,10 @@ class Trainer:
                 self._take_step()
                 if self.place.step % self.settings.evaluate_every == 0:
                     self._evaluate()
-                    self._save()
+                    self._save_if_due()
+            if reason and self._evaluated_step != self.place.step:
+                self._evaluate()
             if self._saved_step != self.place.step:
-                if reason:
-                    self._evaluate()
                 self._save()
             self._writer.wait()
         if self.recorder is not None and read_metrics(self.run):
@@ -231,7 +235,7 @@ class Trainer:
         result = self.team.share(result)
         if result is None:
             self._give_up(math.nan)
-        place.evaluations += 1
+        place.evaluations, self._evaluated_step = place.evaluations + 1, place.step
         score = self.measure.score(result.value)
         better = score > self.measure.score(place.best_score)
         if better:
@@ -305,29 +309,38 @@ class Trainer:
 
     # ------------------------------------------------------------------ checkpoints
 
+    @property
+    def _saves_beside(self) -> bool:
+        """Whether checkpoints are written while training goes on."""
+        return self.team.device.type != "cpu" and self.team.size == 1
+
+    def _save_if_due(self) -> None:
+        soon = self._writer.busy or time.perf_counter() - self._saved_at < SECONDS_BETWEEN_SAVES
+        if not (self._saves_beside and soon and self.place.best_step != self.place.step):
+            self._save()
+
     def _save(self) -> None:
         began = time.perf_counter()
+        if self.place.best_step != self.place.step:
+            self._writer.wait()  # the best, which may not be written yet, keeps its place in the queue
         self.team.pool(self.stepper.sums)
         if self.team.agree(bool(self.stepper.sums[4] > 0)):  # on a GPU nobody has looked since the last log
             self._give_up(float(self.stepper.sums[0]))
-        model, moments = self.spread.weights(), self.spread.moments(self.stepper.optimizer)
-        place, tensors = asdict(self.place), {**moments, "sums": self.stepper.sums.cpu()}
+        snapshot = take_snapshot(self.spread, self.stepper.optimizer, self.stepper.sums)
+        place = asdict(self.place)
         if place["best_score"] == self.measure.worst:
             place["best_score"] = None  # JSON has no infinity
         state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
 
         def write() -> None:
-            self._write(place["step"], place["best_step"], model, tensors, state)
+            self._write(place["step"], place["best_step"], snapshot.on_cpu(), state)
 
-        # what came from a GPU is a copy, and can be written while training goes on
         self.team.lead(lambda: self._writer.submit(write, wait=self.team.device.type == "cpu"))
-        self._saved_step = self.place.step
+        self._saved_step, self._saved_at = self.place.step, time.perf_counter()
         self._logged_at += time.perf_counter() - began
 
-    def _write(
-        self, step: int, best_step: int, model: dict[str, Tensor], tensors: dict[str, Tensor], state: dict[str, Any]
-    ) -> None:
-        checkpoint.save_checkpoint(self.run, step, model, tensors, state)
+    def _write(self, step: int, best_step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
+        checkpoint.save_checkpoint(self.run, step, snapshot.model, snapshot.training, state)
         if best_step == step:
             checkpoint.mark_best(self.run, step)
         self._prune()
@@ -349,7 +362,7 @@ class Trainer:
             self.stepper.sums.copy_(sums)
         place = found.state["place"]
         place["best_score"] = self.measure.worst if place["best_score"] is None else place["best_score"]
-        self.place, self._saved_step = Place(**place), found.step
+        self.place, self._saved_step, self._evaluated_step = Place(**place), found.step, found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()
         self._seconds_before = _seconds_so_far(self.run)

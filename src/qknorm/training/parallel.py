@@ -116,14 +116,14 @@ class SpreadModel:
     numbers: frozenset[str] = frozenset()
     """Parameters that are single numbers, which fsdp can only hold as vectors of one."""
 
-    def weights(self) -> dict[str, Tensor]:
-        """All weights, on the CPU."""
-        return {name: self._whole(name, value) for name, value in self.inner.state_dict().items()}
+    def weights(self, *, stay: bool = False) -> dict[str, Tensor]:
+        """All weights, on the CPU, or as copies that `stay` on their device."""
+        return {name: self._whole(name, value, stay) for name, value in self.inner.state_dict().items()}
 
-    def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """What the optimiser remembers, on the CPU, named `moment.PARAMETER.KIND`."""
+    def moments(self, optimizer: torch.optim.Optimizer, *, stay: bool = False) -> dict[str, Tensor]:
+        """What the optimiser remembers, in the same way, named `moment.PARAMETER.KIND`."""
         return {
-            f"moment.{name}.{kind}": self._whole(name, value)
+            f"moment.{name}.{kind}": self._whole(name, value, stay)
             for name, parameter in self.inner.named_parameters()
             for kind, value in optimizer.state[parameter].items()
         }
@@ -149,9 +149,10 @@ class SpreadModel:
         values = torch.stack([_gather(each.norm.scale).detach().float().mean() for each in named.values()]).tolist()
         return dict(zip(named, values, strict=True))
 
-    def _whole(self, name: str, value: Tensor) -> Tensor:
+    def _whole(self, name: str, value: Tensor, stay: bool) -> Tensor:
         whole = _gather(value)
-        return (whole.reshape(()) if name in self.numbers else whole).detach().cpu()
+        whole = (whole.reshape(()) if name in self.numbers else whole).detach()
+        return whole.clone() if stay else whole.cpu()
 
 
 def spread(model: Translator | LanguageModel, team: Team, how: str) -> SpreadModel:

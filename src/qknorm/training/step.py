@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -198,7 +199,9 @@ class Recordings:
     def warm_up(self, job: Callable[[], None]) -> None:
         """Runs `job` beside the main stream, as it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            # the backward pass has a thread of its own, whose first matrix product finds no context and says so
+            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
             job()
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
@@ -208,7 +211,8 @@ class Recordings:
         held = tuple(x.clone() for x in inputs)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # a thread that writes a checkpoint may go on meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             job(*held)
         self._graphs[_key(name, inputs)] = graph, held
 

@@ -14,7 +14,7 @@ from qknorm.training.evaluation import Evaluator
 from qknorm.training.metrics import BLEU
 from qknorm.training.objective import label_smoothed_loss
 from qknorm.training.run_folder import About, build_model
-from qknorm.training.step import BatchTensors, Objective
+from qknorm.training.step import BatchTensors, Objective, choose_precision
 from qknorm.training.task import Measured, Progress
 
 STAGED_BYTES = 1 << 30
@@ -70,14 +70,24 @@ class TranslationTask:
 
     def __init__(self, settings: Train, about: About, data: PreparedData) -> None:
         self._settings, self._about, self._data = settings, about, data
-        self._evaluator = Evaluator(data, "dev", settings.decoding, sentences=settings.training.dev_sentences)
         self._model: Translator
+        self._evaluator: Evaluator
 
     def build_model(self, device: torch.device) -> Translator:
         allowed = torch.from_numpy(self._data.target_types.copy()) if self._settings.model.logit_mask else None
         if allowed is not None:
             allowed[END] = True  # every sentence may
         self._model = build_model(self._settings, self._about, allowed).to(device)
+        precision = torch.float32
+        if device.type == "cuda":  # where half precision halves the time, and a model has learned in it
+            precision = choose_precision(self._settings.training, device, self._settings.model.width)
+        self._evaluator = Evaluator(
+            self._data,
+            "dev",
+            self._settings.decoding,
+            sentences=self._settings.training.dev_sentences,
+            precision=precision,
+        )
         return self._model
 
     def objective(self) -> Objective:
