@@ -236,6 +236,8 @@ def draw_figure(results: dict[Regime, list[Row]], path: Path) -> None:
         axes.plot(*zip(*points, strict=True), marker="o", linewidth=2.5 if name == FUSED else 1.2, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks([regime.length for regime in along], [f"{regime.length:,}" for regime in along])
+    axes.set_yscale("log", base=2)
+    axes.set_yticks([1, 1.25, 1.5, 2, 3, 4, 8], ["1×", "1.25×", "1.5×", "2×", "3×", "4×", "8×"], minor=False)
     axes.set(xlabel="length", ylabel="time relative to plain SDPA")
     axes.set_title(f"forward + backward, {heads[0]} heads of {heads[1]}", loc="left")
     axes.grid(alpha=0.3)

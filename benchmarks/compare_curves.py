@@ -1,7 +1,9 @@
-"""Draws dev loss and dev BLEU of several runs in one picture, and writes their evaluations as a compact CSV.
+r"""Draws dev loss and dev BLEU of several runs in one picture, and writes their evaluations as a compact CSV.
 
-python benchmarks/compare_curves.py runs/qknorm runs/baseline runs/float32 --out docs/results/gl-en
-python benchmarks/compare_curves.py --csv docs/results/gl-en/evaluations.csv --out docs/results/gl-en
+python benchmarks/compare_curves.py runs/qknorm-0 runs/baseline-0 --out docs/results/gl-en
+python benchmarks/compare_curves.py runs/more --csv docs/results/gl-en/evaluations.csv --out docs/results/gl-en
+python benchmarks/compare_curves.py --csv docs/results/gl-en/evaluations.csv --out docs/results/gl-en \
+    --only qknorm-0 qknorm-1 float32-0 --picture fast-and-plain.png
 """
 
 import argparse
@@ -66,14 +68,17 @@ def draw(rows: Rows, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="*")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder for evaluations.csv and curves.png")
+    parser.add_argument("--csv", type=Path, help="evaluations written before, to draw these too")
+    parser.add_argument("--only", nargs="+", help="draw these runs alone")
+    parser.add_argument("--picture", default="curves.png")
+    parser.add_argument("--out", type=Path, required=True, help="folder for evaluations.csv and the picture")
     args = parser.parse_args()
-    rows = from_csv(args.csv) if args.csv else from_runs(args.runs)
+    rows = (from_csv(args.csv) if args.csv else {}) | from_runs(args.runs)
     args.out.mkdir(parents=True, exist_ok=True)
-    if not args.csv:
+    if args.runs:
         write_csv(rows, args.out / "evaluations.csv")
-    draw(rows, args.out / "curves.png")
+    rows = {name: rows[name] for name in args.only or rows}
+    draw(rows, args.out / args.picture)
     for run, evaluations in rows.items():
         best = max(evaluations, key=lambda each: each["dev_bleu"])
         end = evaluations[-1]

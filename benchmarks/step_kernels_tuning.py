@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import step_kernels_before as before
 from qknorm.models import fused_kernels
 from qknorm.models.launches import LAUNCHES, Launch
 from qknorm.training import flat_update
@@ -42,12 +41,12 @@ def label(launch: Launch) -> str:
     return f"Launch({', '.join([f'{launch.entries:_}', str(launch.warps), *extra[2:]])})"
 
 
-def ways(kernel: str, launches: list[Launch], make: Callable[[Launch], Job], old: Job) -> dict[str, Job]:
-    """Jobs by label: the launch that is in the table now, the candidates, and the kernel as it was first written."""
+def ways(kernel: str, launches: list[Launch], make: Callable[[Launch], Job]) -> dict[str, Job]:
+    """Jobs by label: the launch that is in the table now, and the candidates."""
     now = LAUNCHES[kernel]
     found = {f"{label(now)} ← now": make(now)}
     found |= {label(each): make(each) for each in launches if each != now}
-    return {**found, "as first written": old}
+    return found
 
 
 def draw(count: int, d: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
@@ -59,7 +58,7 @@ class Norm:
     """Inputs of residual, dropout and norm, and what its kernels take."""
 
     def __init__(self, count: int, d: int, device: torch.device) -> None:
-        self.count, self.d, self.block = count, d, 1 << (d - 1).bit_length()
+        self.count, self.d = count, d
         self.x, self.to_sum, self.to_x = (draw(count, d, torch.float32, device) for _ in range(3))
         self.y, self.to_out, self.to_y = (draw(count, d, HALF, device) for _ in range(3))
         self.weight, self.bias, *self.rooms = torch.randn(5, d, device=device)
@@ -86,12 +85,6 @@ def norm_backward_table(norm: Norm) -> Table:
         more = {**norm.flags, "HAS_SUM": True, "STAGES": launch.stages, **tile, **changes}
         return lambda i: fused_kernels.add_norm_backward[grid](*norm.backward(i), **more)
 
-    def old(i: int) -> None:
-        rows = max(1, 1_024 // norm.block)
-        before.add_norm_backward[(min(528, -(-norm.count // rows)),)](
-            *norm.backward(i), norm.d, **norm.flags, HAS_SUM=True, ROWS=rows, BLOCK=norm.block, num_warps=4
-        )
-
     launches = [Launch(4_096, 4, programs) for programs in (132, 264, 396, 528)]
     launches += [Launch(2_048, 4, programs) for programs in (132, 264, 396, 528, 792, 1_056)]
     launches += [Launch(2_048, 4, programs, stages=2) for programs in (132, 264, 396, 528)]
@@ -99,7 +92,7 @@ def norm_backward_table(norm: Norm) -> Table:
     launches += [Launch(1_024, 4, programs) for programs in (264, 528, 1_056)]
     launches += [Launch(8_192, 8, 132), Launch(4_096, 8, 132), Launch(4_096, 8, 264), Launch(4_096, 8, 132, stages=2)]
     launches += [Launch(2_048, 2, 528), Launch(8_192, 16, 132)]
-    jobs = ways("add_norm_backward", launches, make, old)
+    jobs = ways("add_norm_backward", launches, make)
     fewer = make(LAUNCHES["add_norm_backward"], HAS_Y_BIAS=False, HAS_BIAS=False)
     jobs["now, but one of three sums over rows"] = fewer  # what the atomic additions cost
     return Table(f"add_norm_backward, {norm.count} × {norm.d}", norm.count * norm.d * 16 / 1e6, jobs)
@@ -112,14 +105,8 @@ def norm_forward_table(norm: Norm) -> Table:
         grid, tile = launch.over_rows(norm.count, norm.d)
         return lambda i: fused_kernels.add_norm_forward[grid](*norm.forward(i), 1e-5, **norm.flags, **tile)
 
-    def old(i: int) -> None:
-        rows = max(1, 2_048 // norm.block)
-        before.add_norm_forward[(-(-norm.count // rows),)](
-            *norm.forward(i), norm.d, 1e-5, **norm.flags, ROWS=rows, BLOCK=norm.block, num_warps=4
-        )
-
     launches = [Launch(1_024, 2), Launch(1_024, 4), Launch(2_048, 4), Launch(4_096, 8), Launch(4_096, 4)]
-    jobs = ways("add_norm_forward", launches, make, old)
+    jobs = ways("add_norm_forward", launches, make)
     return Table(f"add_norm_forward, {norm.count} × {norm.d}", norm.count * norm.d * 12 / 1e6, jobs)
 
 
@@ -143,16 +130,12 @@ def relu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
         i %= ROTATING
         return (out[i], to_out[i], to_z[i], room, 1.4, count, d)
 
-    def back_before(i: int) -> None:
-        grid = (-(-count // 64), -(-d // 128))
-        before.relu_backward[grid](*arguments(i), HAS_BIAS=True, ROWS=64, BLOCK=128, num_warps=8)
-
     launches = [Launch(8_192, 8, programs, columns) for columns in (128, 256) for programs in (0, 264, 528)]
     launches += [Launch(8_192, 4, 528, 256), Launch(16_384, 8, 0, 128), Launch(16_384, 8, 264, 256)]
     launches += [Launch(4_096, 4, programs, 256) for programs in (0, 528, 1_056)]
     launches += [Launch(2_048, 1, programs, 256) for programs in (1_056, 2_112)]
     launches += [Launch(8_192, 8, 264, 256, stages=2)]
-    jobs = ways("relu_backward", launches, back, back_before)
+    jobs = ways("relu_backward", launches, back)
     yield Table(f"relu_backward, {count} × {d}", count * d * 6 / 1e6, jobs)
 
     def forth(launch: Launch) -> Job:
@@ -161,14 +144,9 @@ def relu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
             z[i % ROTATING], bias, out[i % ROTATING], *drop, HAS_BIAS=True, DROPS=True, **tile
         )
 
-    def forth_before(i: int) -> None:
-        before.relu_forward[(-(-count // 8), -(-d // 512))](
-            z[i % ROTATING], bias, out[i % ROTATING], *drop, HAS_BIAS=True, DROPS=True, ROWS=8, BLOCK=512, num_warps=4
-        )
-
     launches = [Launch(entries, warps, columns=512) for entries, warps in ((2_048, 4), (4_096, 4), (8_192, 8))]
     launches += [Launch(4_096, 4, columns=1_024), Launch(2_048, 2, columns=512), Launch(4_096, 4, columns=256)]
-    jobs = ways("relu_forward", launches, forth, forth_before)
+    jobs = ways("relu_forward", launches, forth)
     yield Table(f"relu_forward, {count} × {d}", count * d * 4 / 1e6, jobs)
 
 
@@ -181,13 +159,10 @@ def sum_table(count: int, d: int, device: torch.device) -> Table:
         grid, tile = launch.over_columns(count, d)
         return lambda _: fused_kernels.column_sum[grid](x, room, count, d, padded, padded, **tile)
 
-    def old(_: int) -> None:
-        before.column_sum[(-(-count // 64), -(-d // 128))](x, room, count, d, padded, ROWS=64, BLOCK=128, num_warps=4)
-
     launches = [Launch(8_192, 8, programs, columns) for columns in (64, 128) for programs in (0, 132, 264)]
     launches += [Launch(8_192, 4, 0, 64), Launch(4_096, 4, 0, 64), Launch(8_192, 4, 0, 128), Launch(16_384, 8, 0, 64)]
     launches += [Launch(16_384, 8, 0, 128), Launch(4_096, 1, 0, 64), Launch(8_192, 4, 0, 256)]
-    return Table(f"column_sum, {count} × {d}", count * d * 2 / 1e6, ways("column_sum", launches, make, old))
+    return Table(f"column_sum, {count} × {d}", count * d * 2 / 1e6, ways("column_sum", launches, make))
 
 
 def update_tables(count: int, device: torch.device) -> Iterator[Table]:
@@ -206,27 +181,21 @@ def update_tables(count: int, device: torch.device) -> Iterator[Table]:
         grid = (launch.share(-(-count // launch.entries)),)
         return lambda _: flat_update._adam_kernel[grid](*arguments, **numbers, **spread(launch))
 
-    def adam_before(_: int) -> None:
-        before.adam[(-(-count // 1_024),)](*arguments, **numbers, BLOCK=1_024, num_warps=4)
-
     sizes = ((512, 4), (1_024, 4), (1_024, 2), (2_048, 4), (2_048, 8), (4_096, 8), (4_096, 4))
     launches = [Launch(entries, warps) for entries, warps in sizes]
     launches += [Launch(entries, warps, evict="evict_first") for entries, warps in sizes[1:5]]
     launches += [Launch(2_048, 4, programs) for programs in (528, 1_056)] + [Launch(2_048, 4, 264, stages=3)]
     launches += [Launch(4_096, 8, 132, stages=2), Launch(1_024, 4, 1_056, evict="evict_first")]
-    yield Table(f"adam, {count:,}", count * 34 / 1e6, ways("adam", launches, adam, adam_before))
+    yield Table(f"adam, {count:,}", count * 34 / 1e6, ways("adam", launches, adam))
 
     def squares(launch: Launch) -> Job:
         grid = (min(flat_update.PARTS, launch.share(-(-count // launch.entries))),)
         return lambda _: flat_update._squares_kernel[grid](gradient, parts, count, **spread(launch))
 
-    def squares_before(_: int) -> None:
-        before.squares[(min(1_024, -(-count // 1_024)),)](gradient, parts, count, BLOCK=1_024, num_warps=4)
-
     launches = [Launch(4_096, 8, programs) for programs in (264, 528, 1_024)]
     launches += [Launch(8_192, 8, 528), Launch(2_048, 4, 1_024), Launch(8_192, 16, 264), Launch(4_096, 4, 528)]
     launches += [Launch(4_096, 8, 528, stages=3), Launch(4_096, 8, 528, evict="evict_first")]
-    jobs = ways("squares", launches, squares, squares_before)
+    jobs = ways("squares", launches, squares)
     yield Table(f"squares, {count:,}", count * 4 / 1e6, jobs)
 
 

@@ -50,15 +50,15 @@ class Launch(NamedTuple):
 
 LAUNCHES = {
     "add_norm_forward": Launch(2_048, 4),
-    "add_norm_backward": Launch(4_096, 4, programs=264),
-    "relu_forward": Launch(4_096, 4, columns=512),
-    "relu_backward": Launch(8_192, 8, programs=264, columns=256),
-    "column_sum": Launch(8_192, 8, columns=64),
+    "add_norm_backward": Launch(2_048, 4, programs=264, stages=3),
+    "relu_forward": Launch(2_048, 4, columns=512),
+    "relu_backward": Launch(2_048, 1, programs=1056, columns=256),
+    "column_sum": Launch(4_096, 1, columns=64),
     "embed_forward": Launch(2_048, 4),
     "embed_backward": Launch(2_048, 4, programs=528),
     "unit_rows": Launch(2_048, 4),
-    "squares": Launch(4_096, 8, programs=1_024),
-    "adam": Launch(2_048, 4),
+    "squares": Launch(4_096, 8, programs=528, stages=3),
+    "adam": Launch(2_048, 4, programs=264, stages=3),
 }
 """By kernel. Programs that add up a parameter's gradient each add their part of it once, by atomic operations: the
 fewer programs, the less these wait for each other."""
