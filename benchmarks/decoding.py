@@ -5,9 +5,9 @@
     python benchmarks/decoding.py --run runs/gl-en --split test          # a trained run on a split of its data
     python benchmarks/decoding.py --smoke                                # tiny, to see that everything still runs
 
-On the CPU CTranslate2 does the same work beside ours, with a model of the same size in its own layers (dot-product
-attention; it has no QKNorm), where it is installed. Random weights never end a sentence on their own, so each one is
-held to the same number of steps.
+The search of the paper's released code, as we restate it, does the same work beside ours; on the CPU CTranslate2 too,
+with a model of the same size in its own layers (dot-product attention; it has no QKNorm), where it is installed. Random
+weights never end a sentence on their own, so each one is held to the same number of steps.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from qknorm.models.quantized import quantize
 from qknorm.models.translator import Translator, start_of_scale
 from qknorm.studies.recipes import preset
 from qknorm.training.fit import quick_kernels
+from training_peers import ReleasedModel
 
 
 class Uncached:
@@ -138,20 +139,25 @@ def our_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[]
 
 
 def peer_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[], object]]:
-    """CTranslate2 on the same work; nothing, with a word why, where it is not installed or a GPU is measured."""
+    """The released code's search on the same work, and on the CPU CTranslate2's, where it is installed."""
     from decoding_peers import CTranslate2Peer
+    from decoding_released import ReleasedStepper
 
+    ids = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=args.device)
+    released = functools.partial(ReleasedStepper, ReleasedModel(args.vocabulary, settings).to(args.device).eval())
+    jobs: dict[str, Callable[[], object]] = {
+        "released code, restated (float32)": lambda: forced(released, ids, args.beam, args.steps, args.at_once)
+    }
     if args.device != "cpu":
-        return {}
+        return jobs
     longest = max(args.length, args.steps) + 1
-    source = torch.randint(4, args.vocabulary, (args.sentences, args.length)).tolist()
-    jobs: dict[str, Callable[[], object]] = {}
+    source = ids.tolist()
     for precision in ("float32", "int8"):
         try:
             peer = CTranslate2Peer(settings, args.vocabulary, precision, longest)
         except ImportError:
             print("CTranslate2 is left out: it is not installed (pip install ctranslate2)", flush=True)
-            return {}
+            return jobs
         except ValueError as error:
             print(f"CTranslate2 in {precision} is left out: {error}", flush=True)
             continue
