@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qknorm import MultiheadAttention, attend, attend_with_weights
 from qknorm.attention import Visibility, causal_mask, fused_tuning, lp_normalize
@@ -226,6 +227,25 @@ def test_a_second_derivative_is_refused_not_wrong() -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_tangent_is_refused_not_lost(which: int) -> None:
+    inputs = draw_all(3, 4, 8)
+    with forward_ad.dual_level():
+        inputs[which] = forward_ad.make_dual(inputs[which], torch.ones_like(inputs[which]))
+        with pytest.raises((RuntimeError, NotImplementedError), match="jvp"):
+            attend(*inputs, scale=1.0, p=2.0, backend="fused")
+
+
+def test_kernels_start_on_the_gpu_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Tensor] = []
+    device_of = torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or device_of(x))
+    q, k, v = draw_all(3, 4, 8)
+    attend(q, k, v, scale=1.0, p=2.0, backend="fused")
+    attend(q.requires_grad_(), k, v, scale=1.0, p=2.0, backend="fused")
+    assert [x.device for x in entered] == [q.device] * 2
+
+
 def test_compiled(path: str) -> None:
     p = 3.0 if path == "small" else 2.0
 
@@ -292,7 +312,7 @@ def test_what_they_cannot_take_is_named() -> None:
     assert fused_attention_refusal(q, k, v, scale=1.0, mask=mask[:, :, :1]) is None
 
 
-def test_auto_waits_until_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_does_not_take_them_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["qknorm.attention.attend"]  # the name `attend` in the package is the function
     monkeypatch.setattr(module, "_attend_fused", lambda *_: pytest.fail("auto took the kernels"))
     q, k, v = draw_all(3, 5, 16)

@@ -1,4 +1,6 @@
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import naive
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from qknorm import attend, attend_with_weights, lp_normalize
 from qknorm.attention import causal_mask, rotary_angles, rotate
+from qknorm.attention.attend import may_fuse
 
 PS = [None, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf]
 BACKENDS = ["reference", "sdpa", "auto"]
@@ -228,3 +231,26 @@ def test_bad_shapes_are_named() -> None:
         attend(q, k, v, scale=torch.ones(3))
     with pytest.raises(ValueError, match="backend"):
         attend(q, k, v, scale=1.0, backend="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "half"),
+    [
+        (torch.bfloat16, (9, 0), True),
+        (torch.float16, (8, 0), True),
+        (torch.float16, (7, 5), False),  # 64 KiB of shared memory, the backward kernel wants 128
+        (torch.float32, (9, 0), False),
+        (torch.float64, (9, 0), False),
+    ],
+)
+def test_auto_thinks_of_the_attention_kernels_in_half_precision_on_gpus_that_can(
+    dtype: torch.dtype, capability: tuple[int, int], half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    x: Any = SimpleNamespace(is_cuda=True, dtype=dtype, device=torch.device("cuda", 0))
+    assert may_fuse("auto", x) is half and may_fuse("fused", x) and not may_fuse("sdpa", x)
+    with torch.autocast("cpu"):
+        assert may_fuse("auto", x) is half
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    assert may_fuse("auto", x) is (dtype != torch.float64 and capability >= (8, 0))
+    assert not may_fuse("auto", torch.zeros(1, dtype=torch.bfloat16))

@@ -105,3 +105,12 @@ def test_a_second_pass_leaves_the_first_ones_gradients_alone() -> None:
     (second,) = torch.autograd.grad(3 * out, x)
     assert all(map(torch.equal, of_parts, kept))
     assert torch.allclose(first, plain_gradient(x, 2.0)) and torch.allclose(second, plain_gradient(x, 3.0))
+
+
+def test_a_second_derivative_goes_through() -> None:
+    x, results = draw().double().detach().requires_grad_(), []
+    for cut in (cut_heads, cut_heads_with_room):
+        q, k, v = cut(x, HEADS, DIM)
+        (first,) = torch.autograd.grad((q**3).sum() + (k**2 * v).sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(first.square().sum(), x)[0])
+    assert torch.allclose(*results) and results[0].any()

@@ -363,3 +363,15 @@ def test_distributed_data_parallel_averages_every_gradient(tmp_path: object) -> 
     module(data, data, data, need_weights=False)[0].pow(2).mean().backward()
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_where_attend_gets_normalised_queries_functional_transforms_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qknorm.attention.multihead.may_fuse", lambda *_: True)  # as on a GPU
+    module, x = MultiheadAttention(8, 2, batch_first=True, qk_norm="none").double(), torch.randn(2, 3, 8).double()
+
+    def loss(y: Tensor) -> Tensor:
+        out: Tensor = module(y, y, y, need_weights=False)[0].square().sum()
+        return out
+
+    found = torch.func.grad(loss)(x)
+    torch.testing.assert_close(found, torch.autograd.grad(loss(x.requires_grad_()), x)[0])

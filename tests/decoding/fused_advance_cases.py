@@ -41,7 +41,8 @@ def run_both(
 
 
 @pytest.mark.parametrize(
-    ("beam", "types", "nbest"), [(1, 7, 1), (2, 40, 2), (3, 7, 1), (4, 40, 1), (4, 40, 4), (5, 9, 2), (3, 5_000, 1)]
+    ("beam", "types", "nbest"),
+    [(1, 7, 1), (2, 40, 2), (3, 7, 1), (4, 40, 1), (4, 40, 4), (5, 9, 2), (8, 5, 8), (3, 5_000, 1)],
 )
 def test_the_kernel_makes_the_plain_step(beam: int, types: int, nbest: int) -> None:
     steps, sentences = (4, 3) if types > 1_000 else (9, 6)
@@ -69,6 +70,18 @@ def test_of_equals_the_lowest_index_wins() -> None:
     for ours, theirs in run_both(logits_of, beam, limits, rules, torch.bfloat16):
         assert torch.equal(ours[0], theirs[0])  # tokens
         torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_sentence_that_can_only_end_too_early_breaks_off() -> None:
+    logits_of = [torch.randn(3, 2, 9, device=DEVICE) for _ in range(3)]
+    logits_of[0][1] = -math.inf
+    logits_of[0][1, :, END] = 0.0
+    limits = torch.full((3,), 3, device=DEVICE)
+    rules = Rules(1, END, 1, 0, penalties(3, 0.6).to(DEVICE))
+    for ours, theirs in run_both(logits_of, 2, limits, rules, torch.float32):
+        assert ours[1][1].tolist() == [-math.inf] * 2 and not ours[-2][1]
+        for mine, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_no_numbers_are_seen() -> None:

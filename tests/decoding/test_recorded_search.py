@@ -239,6 +239,113 @@ def test_weights_put_elsewhere_are_found_there():
     assert all(made not in before for made in recorded._made.values())
 
 
+def test_weights_put_elsewhere_are_found_there_by_the_steps_of_the_plain_search_too():
+    model = make_model({}, 6, -2.0).double()
+    source, limits = make_batch([4, 9, 2], 12)
+    recorded = RecordedSearch(model, torch.float64)
+    recorded(source, limits, beam=2, no_repeat_ngram=2)
+    before = list(recorded._stepped._recordings.values())
+    model.load_state_dict(make_model({}, 7, -2.0).double().state_dict(), assign=True)
+    found = recorded(source, limits, beam=2, no_repeat_ngram=2)
+    assert found == plain(model, source, limits, 2, no_repeat_ngram=2)
+    assert before and all(made not in before for made in recorded._stepped._recordings.values())
+
+
+def test_a_fixed_scale_put_elsewhere_is_found_there():
+    model = make_model({"attention": Attention(scale_learned=False)}, 6, 1.0).double()
+    before = recorded_search.addresses_of(model)
+    norm = model.decoder[0].attention.norm
+    norm.scale = 2 * norm.scale
+    after = recorded_search.addresses_of(model)
+    assert after != before
+    model.ensure_positions(1_000)  # the smaller table stays for those who read it
+    assert recorded_search.addresses_of(model) == after and len(model._outgrown) == 1
+
+
+class Short(BeamDecoder):
+    """A decoder on a GPU whose memory is nearly used up."""
+
+    sentences = 2
+    refused = 0
+
+    def read_source(self) -> None:
+        if len(self.source) > self.sentences:
+            Short.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        super().read_source()
+
+
+def test_where_memory_is_short_fewer_are_searched_together(monkeypatch):
+    model = make_model({}, 3, 1.0).double()
+    source, limits = make_batch([4, 9, 2, 5, 7, 3, 3], 8)
+    monkeypatch.setattr(recorded_search, "BeamDecoder", Short)
+    monkeypatch.setattr(Short, "refused", 0)
+    recorded = RecordedSearch(model, torch.float64)
+    for _ in range(2):
+        assert recorded(source, limits, beam=2) == plain(model, source, limits, 2)
+    assert Short.refused == 2  # of 7 and of 3, and the second time it is known
+    assert {extent.sentences for extent in recorded._made} == {1}
+    monkeypatch.setattr(Short, "sentences", 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded(source, limits, beam=2)
+
+
+def test_memory_for_logits_and_for_reading_counts():
+    model = make_model({}, 3, 1.0)
+    wide, extent = Translator(50_000, model.settings, scale_init=1.0), Extent(3, 2, 16, 32)
+    more = BeamDecoder.bytes_for(wide, extent, torch.float32) - BeamDecoder.bytes_for(model, extent, torch.float32)
+    assert more > 3 * 2 * 49_000 * 3 * 4  # three arrays of logits at least
+    longer = BeamDecoder.bytes_for(model, extent._replace(source_length=4_096), torch.float32)
+    assert longer > 3 * 4_096 * (2 * 2 * 16 + 6 * 16) * 4  # keys and values of two layers, and states on the way
+
+
+def test_extents_kept_are_few(monkeypatch):
+    monkeypatch.setattr(recorded_search, "MOST_EXTENTS", 2)
+    model = make_model({}, 3, 1.0).double()
+    recorded = RecordedSearch(model, torch.float64)
+    for count in (1, 2, 3, 2, 4):
+        source, limits = make_batch([4] * count, 8)
+        assert recorded(source, limits, beam=2) == plain(model, source, limits, 2)
+        assert len(recorded._made) <= 2
+
+
+def test_buffers_made_in_inference_mode_serve_outside_too():
+    model = make_model({}, 3, 1.0).double()
+    source, limits = make_batch([4, 9, 2], 8)
+    recorded = RecordedSearch(model, torch.float64)
+    with torch.inference_mode():
+        inside = recorded(source, limits, beam=2)
+    assert recorded(source, limits, beam=2) == inside == plain(model, source, limits, 2)
+
+
+def test_single_precision_stays_so_under_another_autocast():
+    model = make_model({}, 3, 1.0)
+    source, limits = make_batch([4, 9, 2], 8)
+    recorded = RecordedSearch(model, torch.float32)
+    expected = recorded(source, limits, beam=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recorded(source, limits, beam=2) == expected
+
+
+def test_whether_there_is_a_kernel_is_asked_of_the_device_in_force(monkeypatch):
+    """A model may have been on a GPU when its search was made."""
+    model = make_model({}, 3, 1.0).double()
+    source, limits = make_batch([4, 9, 2], 8)
+    monkeypatch.setattr(recorded_search, "kernels_apply", lambda device: True)
+    recorded = RecordedSearch(model, torch.float64)
+    monkeypatch.setattr(recorded_search, "kernels_apply", lambda device: False)
+    assert recorded(source, limits, beam=2) == plain(model, source, limits, 2)
+
+
+@pytest.mark.parametrize("beam", [1, 31, 40])
+def test_a_beam_wider_than_the_vocabulary_and_long_sources(beam):
+    model = make_model({}, 8, 1.0).double()
+    source, limits = make_batch([300, 3, 41], 2)
+    limits[0] = 20
+    found = RecordedSearch(model, torch.float64)(source, limits, beam=beam, nbest=beam)
+    assert found == plain(model, source, limits, beam, nbest=beam)
+
+
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("options", SETTINGS)

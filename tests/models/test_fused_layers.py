@@ -85,3 +85,18 @@ def test_what_cannot_be_laid_side_by_side_is_refused() -> None:
     assert FlatParameters.refusal(make_parameters()) is None
     assert FlatParameters.refusal([*make_parameters(), nn.Parameter(torch.zeros(3, dtype=torch.float64))])
     assert FlatParameters.refusal([nn.Parameter(torch.zeros(3, 4).t())])
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs kernels anywhere")
+def test_on_gpus_before_ampere_everything_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    for capability, applies in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, found=capability: found)
+        assert kernels_apply(torch.device("cuda", 0)) is applies
+
+
+def test_parameters_that_are_not_all_learned_are_not_laid_side_by_side() -> None:
+    parameters = make_parameters()
+    assert FlatParameters.refusal(parameters) is None
+    parameters[1].requires_grad_(False)
+    assert "learned" in (FlatParameters.refusal(parameters) or "")

@@ -298,6 +298,16 @@ def test_a_backward_pass_that_breaks_off_leaves_nothing_under_way(monkeypatch):
     assert stream.started > 0 and not stream.jobs and stream.joins == 1
 
 
+def test_a_parameter_that_is_not_learned_stays_as_it_is():
+    model = make_model()
+    frozen, learned = model.encoder[0].feed_forward.narrow.weight, model.encoder[0].feed_forward.widen.weight
+    frozen.requires_grad_(False)
+    before = frozen.clone(), learned.detach().clone()
+    step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=Fast.everything())
+    step([make_batch(0)], 9, 1e-2)
+    assert torch.equal(frozen, before[0]) and not torch.equal(learned, before[1])
+
+
 def gradients_of_three_passes(overlap: bool, recorded: bool, precision: str, backend: str) -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     batch = tuple(torch.randint(4, VOCABULARY, (32, 48), generator=random).to(DEVICE) for _ in range(3))

@@ -7,11 +7,15 @@ import sacrebleu
 import torch
 
 from qknorm.config import Decoding, Dropout, Model, Prepare, Subwords
+from qknorm.decoding.graphs import Graphs
 from qknorm.decoding.translate import translate_ids
 from qknorm.models.translator import Translator
+from qknorm.text.batching import collate, plan_batches
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
+from qknorm.training import evaluation
 from qknorm.training.evaluation import DevLoss, Evaluator, bleu_like_its_text, dev_loss
+from qknorm.training.objective import label_smoothed_loss
 
 SHAPE = {"width": 16, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
 NOUNS = ["casa", "mesa", "porta", "cidade", "lingua"]
@@ -63,6 +67,47 @@ def test_dev_loss_is_the_mean_over_tokens_however_they_are_batched(data, budget)
     expected = loss_by_hand(model, data)
     model.train()
     assert dev_loss(model, data.split("dev"), budget) == pytest.approx(expected, rel=1e-5)
+    assert model.training
+
+
+def test_the_loss_is_to_the_bit_what_batch_by_batch_adds_up_to(data):
+    model, dev = make_model(data).eval(), data.split("dev")
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in plan_batches(dev.source.lengths + 1, dev.target.lengths + 1, 64):
+        rows = [int(i) for i in batch.sentences]
+        arrays = collate([dev.source[i] for i in rows], [dev.target[i] for i in rows])
+        source, target_in, target_out = (torch.from_numpy(array) for array in arrays)
+        with torch.no_grad():
+            losses = label_smoothed_loss(model(source, target_in), target_out, model.allowed, 0.0)
+        sums += torch.stack([losses.plain, losses.tokens.float()])
+    ready = DevLoss(dev, 64)
+    assert ready(model) == ready(model) == dev_loss(model, dev, 64) == float(sums[0] / sums[1].clamp(min=1))
+
+
+def test_a_loss_over_many_batches_is_not_recorded_as_one(data, monkeypatch):
+    asked: list[bool] = []
+
+    class Watched(Graphs):
+        def __init__(self, device: torch.device, *, record: bool = True) -> None:
+            super().__init__(device, record=record)
+            asked.append(record)
+
+    monkeypatch.setattr(evaluation, "Graphs", Watched)
+    model, expected = make_model(data), []
+    for most in (1_000, 1):
+        monkeypatch.setattr(evaluation, "MOST_RECORDED_BATCHES", most)
+        asked.clear()
+        expected.append(DevLoss(data.split("dev"), 64)(model))
+        assert asked[-1] == (most > 1)
+    assert expected[0] == expected[1]
+
+
+def test_an_evaluation_that_fails_leaves_the_model_in_its_mode(data):
+    model, settings = make_model(data).train(), Decoding(beam=1, extra_length=2)
+    with torch.no_grad():
+        model.decoder[0].feed_forward.widen.weight.fill_(math.nan)
+    with pytest.raises(FloatingPointError):
+        Evaluator(data, "dev", settings)(model)
     assert model.training
 
 

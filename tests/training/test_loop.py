@@ -4,6 +4,9 @@ import json
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from qknorm.training.loop import Outcome, Trainer, TrainingDiverged
 from qknorm.training.parallel import Team, choose_device, join_team
 from qknorm.training.record import Recorder
 from qknorm.training.step import TrainingStep
+from qknorm.training.writer import Writer
 
 MODEL = Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2, dropout=Dropout.everywhere(0.1))
 
@@ -316,3 +320,56 @@ def test_devices_by_name() -> None:
     for name in ("tpu", "cuda:one", "cpu:x"):
         with pytest.raises(InputError, match="is no device"):
             choose_device(name)
+
+
+def test_what_a_writer_says_at_the_end_is_told_to_the_whole_team(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    def fail(_: Writer) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr(Writer, "wait", fail)
+    monkeypatch.setattr(Team, "share", lambda _, value: told.append(value) or value)
+    monkeypatch.setattr(Trainer, "_save", lambda _: None)
+    with pytest.raises(InputError, match="the disk is full"):
+        fit(data, tmp_path / "run")
+    assert told[-1] == "the disk is full"
+
+
+def test_a_training_that_an_error_ends_leaves_nobody_writing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[Writer] = []
+
+    def write_then_fail(trainer: Trainer) -> None:
+        writers.append(trainer._writer)
+        trainer._writer.submit(lambda: time.sleep(0.3), wait=False)
+        raise OSError("out of luck")
+
+    monkeypatch.setattr(Trainer, "_evaluate", write_then_fail)
+    with pytest.raises(OSError, match="out of luck"):
+        fit(data, tmp_path / "run")
+    assert writers and not writers[0].busy
+
+
+def test_a_training_makes_its_gpu_the_current_one(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[Any] = [None]
+
+    @contextmanager
+    def within(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def stop(*_: Any) -> None:
+        raise InputError(f"on {current[-1]}")
+
+    second = torch.device("cuda", 1)
+    monkeypatch.setattr("qknorm.training.fit.join_team", lambda _: Team(0, 1, second))
+    monkeypatch.setattr("qknorm.training.fit._open_run", stop)
+    monkeypatch.setattr(torch.cuda, "device", within)
+    with pytest.raises(InputError, match="on cuda:1"):
+        train(data, tmp_path / "run", settings(), quiet=True)
+    assert current == [None]

@@ -46,3 +46,29 @@ def test_who_waits_comes_after_all_that_were_given_before() -> None:
     writer.submit(lambda: done.append(1), wait=False)
     writer.submit(lambda: done.append(2), wait=True)
     assert done[-1] == 2 and not writer.busy
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_who_leaves_by_an_error_leaves_nobody_writing(waiting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, may_end, writer = [], threading.Event(), Writer()
+
+    def job() -> None:
+        assert may_end.wait(10)
+        done.append(1)
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.undo()
+        threading.Timer(0.2, may_end.set).start()
+        raise KeyboardInterrupt
+
+    def write_and_leave() -> None:
+        with writer:
+            writer.submit(job, wait=False)
+            if waiting:
+                monkeypatch.setattr("concurrent.futures.wait", interrupt)
+                writer.wait()
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_leave()
+    assert done == [1] and not writer.busy

@@ -114,18 +114,24 @@ def _worth_it(q_bhtd: Tensor, k_bhsd: Tensor) -> bool:
     They are faster than normalising in one pass and PyTorch's attention where one program holds all queries and keys of
     a head (docs/results/attention.md). Asked for by name they are used wherever they can be.
     """
-    if not q_bhtd.is_cuda or torch.compiler.is_compiling():
+    if not may_fuse("auto", q_bhtd):
         return False
     from qknorm.attention.fused_tuning import is_short
 
-    autocast = torch.is_autocast_enabled("cuda") and q_bhtd.dtype != torch.float64
-    dtype = torch.get_autocast_dtype("cuda") if autocast else q_bhtd.dtype
-    return dtype.itemsize == 2 and is_short(q_bhtd.shape[2], k_bhsd.shape[2], q_bhtd.shape[3])
+    return is_short(q_bhtd.shape[2], k_bhsd.shape[2], q_bhtd.shape[3])
 
 
 def may_fuse(backend: Backend, x: Tensor) -> bool:
-    """Whether `attend` may take the attention kernels for tensors like this one."""
-    return backend == "fused" or (backend == "auto" and x.is_cuda)
+    """Whether `attend` may take the attention kernels for tensors like this one, or what autocast makes of it.
+
+    `auto` does so in half precision, on GPUs since Ampere: earlier ones have too little shared memory for the kernels.
+    It leaves torch.compile to fuse by itself.
+    """
+    if backend != "auto" or not x.is_cuda or torch.compiler.is_compiling():
+        return backend == "fused"
+    autocast = torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    return dtype.itemsize == 2 and torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 def fused_attention_refusal(

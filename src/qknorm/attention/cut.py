@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def cut_heads(joined_btw: Tensor, heads: Sequence[int], head_dim: int) -> tuple[Tensor, ...]:
@@ -57,7 +56,8 @@ class _Room:
         """The gradients as one tensor: where all lie in their places it is there already."""
         whole, parts = self._whole, self._parts
         self._whole, self._parts, self._free = None, (), {}
-        if whole is not None and all(map(_same_place, gradients, parts)):
+        derives_again = torch.is_grad_enabled()  # then what lies in the room is not known as made of the gradients
+        if whole is not None and not derives_again and all(map(_same_place, gradients, parts)):
             return whole
         return torch.cat([each.transpose(1, 2).flatten(2) for each in gradients], dim=-1)
 
@@ -73,6 +73,5 @@ class _Cut(torch.autograd.Function):
         return cut_heads(joined_btw, heads, head_dim)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return ctx.room.join(gradients), None, None

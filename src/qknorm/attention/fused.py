@@ -4,6 +4,7 @@
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -158,8 +159,14 @@ def normalize_scaled(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -
     Half precision is computed in float32 and rounded once.
     """
     eps = torch.finfo(torch.float32).tiny
-    out: Tensor = _FusedNormalize.apply(x_bhtd, p, scale, eps)
+    with gpu_of(x_bhtd):
+        out: Tensor = _FusedNormalize.apply(x_bhtd, p, scale, eps)
     return out
+
+
+def gpu_of(x: Tensor) -> AbstractContextManager[object]:
+    """Triton starts kernels on the current GPU, which need not be that of the tensors; a compiler sees to that."""
+    return nullcontext() if torch.compiler.is_compiling() else torch.cuda.device_of(x)
 
 
 def why_not(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> str | None:

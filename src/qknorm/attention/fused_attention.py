@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from qknorm.attention import fused_long, fused_small
 from qknorm.attention.cut import room_for
+from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_tuning import blocks_for, is_small, small_warps
 from qknorm.attention.sharing import TrainingPass, shared_pass
 
@@ -53,10 +55,18 @@ def attend_fused(
     draw, site = _draw(q, k, shared) if dropout > 0 else (None, 0)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, g))
     given = (q, k, v, g, mask, blind, draw, site, is_causal, dropout, reach, normalise)
-    if learns:
-        out: Tensor = _Attention.apply(*given, shared)
-        return out
-    return _forward(*given, keep=False)[0]
+    with gpu_of(q):
+        if learns or _derived_forward(q, k, v, g):
+            out: Tensor = _Attention.apply(*given, shared)
+            return out
+        return _forward(*given, keep=False)[0]
+
+
+def _derived_forward(*tensors: Tensor) -> bool:
+    """Whether a tensor carries a tangent, which the kernels would lose in silence and `_Attention` refuses."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _draw(q: Tensor, k: Tensor, shared: TrainingPass | None) -> tuple[Tensor, int]:
@@ -102,7 +112,7 @@ def why_not(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, scale: float | Tenso
 
 
 class _Attention(torch.autograd.Function):
-    """The kernels as one differentiable step; second derivatives are refused."""
+    """The kernels as one differentiable step; second derivatives and tangents are refused."""
 
     @staticmethod
     def forward(

@@ -109,7 +109,7 @@ def small_backward_kernel(
     if DROPOUT:
         key_draws = _draws(seed_ptr, site, keys, 2)
     to_k, to_v = tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_D], tl.float32)
-    for member in range(GROUP):
+    for member in tl.range(0, GROUP, num_stages=1):  # loads ahead would take more shared memory than small cards have
         head = key_head * GROUP + member
         row = (batch * heads + head) * t
         g = tl.load(g_ptr + head * G_PER_HEAD)

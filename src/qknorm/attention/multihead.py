@@ -1,6 +1,7 @@
 """Multi-head attention with query-key normalisation, to stand where torch.nn.MultiheadAttention stood."""
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -133,7 +134,7 @@ class MultiheadAttention(nn.Module):
             key_padding_mask = key_padding_mask.unsqueeze(0)
         raw = cache is None and not need_weights and self._leaves_norm_to_attend(query)
         if raw:
-            q, k, v = self._project_raw(query, key, value)
+            q, k, v = self._project_raw(query, key, value, cut_heads_with_room)
         else:
             q, k, v = self._project(query, key, value, cache)
         if cache is not None and cache.visibility is not None:
@@ -207,12 +208,13 @@ class MultiheadAttention(nn.Module):
             k, v = cache.append(k, v)
         return q, k, v
 
-    def _project_raw(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, as they come from the projections."""
+    def _project_raw(
+        self, query: Tensor, key: Tensor, value: Tensor, cut: Callable[..., tuple[Tensor, ...]] = cut_heads
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by head, as they come from the projections; `cut` makes heads of a joint one."""
         if self.in_proj_weight is not None and query is key and key is value:
             joined = F.linear(query, self.in_proj_weight, self.in_proj_bias)
             if not self._extra_keys:
-                cut = cut_heads_with_room if may_fuse(self.backend, query) else cut_heads
                 q, k, v = cut(joined, (self.num_heads, self.num_kv_heads, self.num_kv_heads), self.head_dim)
                 return q, k, v
             projected = torch.split(joined, self._split, dim=-1)

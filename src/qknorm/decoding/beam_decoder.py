@@ -105,11 +105,14 @@ class BeamDecoder:
 
     @staticmethod
     def bytes_for(model: Translator, extent: Extent, precision: torch.dtype) -> int:
-        """About how much memory the buffers of this extent take."""
+        """About how much memory this extent takes: its buffers, and what comes and goes in its largest recording."""
         sentences, beam, source_length, room = extent
         heads, head_dim = _heads_of(model)
         keys = 2 * len(model.decoder) * heads * head_dim * (beam * room + source_length)
-        return sentences * precision.itemsize * (keys + beam * beam * room)
+        buffers = precision.itemsize * (keys + beam * beam * room)
+        reading = precision.itemsize * source_length * (6 * model.settings.width + 2 * model.settings.feed_forward)
+        stepping = (2 * precision.itemsize + 8) * beam * model.vocabulary  # logits, masked, in float32, and their logs
+        return sentences * (buffers + max(reading, stepping))
 
     def read_source(self) -> None:
         """Encodes the source, and makes everything ready for the first step."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qknorm.attention import KeyValueCache, Visibility
 from qknorm.attention.cache import moved_rows
+from qknorm.decoding.graphs import ONE_RECORDING_AT_A_TIME
 from qknorm.decoding.translate import ModelStepper
 from qknorm.models.translator import DecoderCache, Memory, Translator
 
@@ -85,7 +86,8 @@ class Recording:
         """
         self._step()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        # other threads may go on meanwhile, as one that writes a checkpoint does
+        with ONE_RECORDING_AT_A_TIME, torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._step()
 
     def replay(self) -> None:

@@ -38,6 +38,8 @@ ROOMS = (16, 32, 48, 64, 96, 128, 192)
 """Tokens that a step has room for, before multiples of 128; each step reads the whole of its room."""
 ROOM_STEP, SOURCE_STEP = 32, 16
 """Tokens that buffers hold, and the length of sources, are multiples of these: kernels like them, and extents recur."""
+MOST_EXTENTS = 32
+"""Extents kept at a time: each has recordings by the dozen, which take memory of the GPU's driver too."""
 WIDEST_FUSED = 16
 """The widest beam that one kernel makes steps of: it finds the best one after another."""
 
@@ -177,18 +179,23 @@ class RecordedSearch:
         fused: bool | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        self.model, self.precision = model, precision
-        self._fused = kernels_apply(self._device) if fused is None else fused
-        self._stepped = RecordedDecoder(model, precision)
-        self._made: dict[Extent, _Made] = {}
-        self._bytes, self._most_bytes = 0, most_bytes or _quarter_of_memory(model)
+        self.model, self.precision, self._fused = model, precision, fused
+        self._most_bytes = most_bytes or _quarter_of_memory(model)
         self._addresses: tuple[int, ...] = ()
+        self._forget()
+
+    def _forget(self) -> None:
+        """All recordings, and their buffers."""
+        self._stepped = RecordedDecoder(self.model, self.precision)
+        self._made: dict[Extent, _Made] = {}
+        self._bytes = 0
 
     @property
     def recordings(self) -> int:
         """How many there are."""
         return sum(len(made.graphs) for made in self._made.values())
 
+    @torch.inference_mode(False)  # buffers made within it could not be written to outside
     @torch.no_grad()
     def __call__(
         self,
@@ -205,21 +212,33 @@ class RecordedSearch:
         check_settings(len(source), max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
         if not len(source):
             return []
+        self._forget_what_moved()
         if no_repeat_ngram:
             source, max_lengths = source.to(self._device), max_lengths.to(self._device)
             options = {"nbest": nbest, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
             return beam_search(self._stepped(source, beam), len(source), max_lengths, beam=beam, alpha=alpha, **options)
-        self._forget_what_moved()
         found: list[list[Hypothesis]] = []
-        part = self._most_at_once(source, max_lengths, beam)
-        for sources, limits in zip(torch.split(source, part), torch.split(max_lengths, part), strict=True):
-            made = self._made_for(self._extent(sources, limits, beam))
-            made.board.penalty_t.copy_(penalties(len(made.board.penalty_t) - 1, alpha))
-            rules = Rules(nbest, END, min_length, 0, made.board.penalty_t)
-            found += self._search(made, sources, limits, rules)
+        one = BeamDecoder.bytes_for(self.model, self._extent(source[:1], max_lengths.max(), beam), self.precision)
+        at_once = max(1, min(len(source), self._most_bytes // one))
+        while len(found) < len(source):
+            part, others = slice(len(found), len(found) + at_once), len(self._made)
+            try:
+                found += self._search(source[part], max_lengths[part], beam, alpha, nbest, min_length)
+            except torch.OutOfMemoryError:  # others use the GPU too
+                if at_once == 1 and not others:
+                    raise
+                self._forget()
+                at_once = max(1, at_once // 2)
+                self._most_bytes = at_once * one
         return found
 
-    def _search(self, made: _Made, source: Tensor, limits: Tensor, rules: Rules) -> list[list[Hypothesis]]:
+    def _search(
+        self, source: Tensor, limits: Tensor, beam: int, alpha: float, nbest: int, min_length: int
+    ) -> list[list[Hypothesis]]:
+        """For sentences that fit into memory together."""
+        made = self._made_for(self._extent(source, limits, beam))
+        made.board.penalty_t.copy_(penalties(len(made.board.penalty_t) - 1, alpha))
+        rules = Rules(nbest, END, min_length, 0, made.board.penalty_t)
         made.decoder.source.zero_()
         made.decoder.source[:, : source.shape[1]].copy_(source)
         made.board.limit_b.copy_(limits)
@@ -233,19 +252,14 @@ class RecordedSearch:
         """Buffers and recordings of an extent, made now if there are none; others go where memory is short."""
         if extent not in self._made:
             coming = BeamDecoder.bytes_for(self.model, extent, self.precision)
-            if self._bytes + coming > self._most_bytes:
-                self._made.clear()
-                self._bytes = 0
-            self._bytes += coming
+            if self._bytes + coming > self._most_bytes or len(self._made) >= MOST_EXTENTS:
+                self._forget()
             decoder, graphs = BeamDecoder(self.model, extent, self.precision), Graphs(self._device)
-            board = FusedBoard if self._fused and extent.beam <= WIDEST_FUSED else Board
+            fused = kernels_apply(self._device) if self._fused is None else self._fused
+            board = FusedBoard if fused and extent.beam <= WIDEST_FUSED else Board
             self._made[extent] = _Made(board(decoder, extent, graphs), decoder, graphs)
+            self._bytes += coming
         return self._made[extent]
-
-    def _most_at_once(self, source: Tensor, limits: Tensor, beam: int) -> int:
-        """How many of these sentences fit into memory together."""
-        one = self._extent(source[:1], limits.max(), beam)
-        return max(1, min(len(source), self._most_bytes // BeamDecoder.bytes_for(self.model, one, self.precision)))
 
     def _extent(self, source: Tensor, limits: Tensor, beam: int) -> Extent:
         sentences, length = source.shape
@@ -253,14 +267,20 @@ class RecordedSearch:
 
     def _forget_what_moved(self) -> None:
         """A recording reads weights where they were; whoever loads or moves a model may have put them elsewhere."""
-        addresses = tuple(tensor.data_ptr() for tensor in (*self.model.parameters(), self.model.allowed))
+        addresses = addresses_of(self.model)
         if addresses != self._addresses:
-            self._made.clear()
-            self._addresses, self._bytes = addresses, 0
+            self._forget()
+            self._addresses = addresses
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def addresses_of(model: Translator) -> tuple[int, ...]:
+    """Where all that a recording reads of a model lies, but for the table of positions, which outlives its growth."""
+    tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer is not model.positions)]
+    return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def _up_to(step: int, number: int) -> int:

@@ -2,12 +2,12 @@
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
@@ -18,6 +18,9 @@ from qknorm.models.translator import DecoderCache, Memory, Translator
 from qknorm.text.batching import batches_by_length, collate
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer
+
+if TYPE_CHECKING:
+    from qknorm.decoding.recorded_search import RecordedSearch
 
 
 class Search(Protocol):
@@ -108,34 +111,43 @@ def translate_ids(
     """
     search = search or PlainSearch(model, make_stepper)
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
     waiting = [i for i, ids in enumerate(sources) if len(ids)]
     done = 0
     budget = settings.batch_tokens or BATCH_TOKENS[device.type == "cuda"]
     # a search that records has few shapes to record where batches are cut as if lengths came in steps
     lengths = [len(sources[i]) if isinstance(search, PlainSearch) else -(-len(sources[i]) // 16) * 16 for i in waiting]
-    for group in batches_by_length([length * settings.beam for length in lengths], budget):
-        chosen = [waiting[i] for i in group]
-        source = torch.from_numpy(collate([sources[i] for i in chosen], []).source)
-        limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen])
-        with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
-            results = search(
-                source,
-                limits,
-                beam=settings.beam,
-                alpha=settings.length_penalty,
-                nbest=nbest,
-                no_repeat_ngram=settings.no_repeat_ngram,
-            )
-        for i, hypotheses in zip(chosen, results, strict=True):
-            found[i] = hypotheses
-        done += len(chosen)
-        if progress is not None:
-            progress("translate", done, len(waiting))
-    model.train(training)
+    with evaluating(model):
+        for group in batches_by_length([length * settings.beam for length in lengths], budget):
+            chosen = [waiting[i] for i in group]
+            source = torch.from_numpy(collate([sources[i] for i in chosen], []).source)
+            limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen])
+            with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
+                results = search(
+                    source,
+                    limits,
+                    beam=settings.beam,
+                    alpha=settings.length_penalty,
+                    nbest=nbest,
+                    no_repeat_ngram=settings.no_repeat_ngram,
+                )
+            for i, hypotheses in zip(chosen, results, strict=True):
+                found[i] = hypotheses
+            done += len(chosen)
+            if progress is not None:
+                progress("translate", done, len(waiting))
     return found
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within it a model computes without dropout; after it the model is as it was, whatever happened."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class TextTranslator:
@@ -155,8 +167,15 @@ class TextTranslator:
         self.model, self.tokenizer, self.settings = model.eval(), tokenizer, settings
         self.source, self.target = source, target
         self.longest, self.precision = longest, precision
-        self._recorded: Search | None = None
-        self._one_at_a_time = threading.Lock()  # recordings have one set of buffers
+        self._recorded: RecordedSearch | None = None
+        self._one_at_a_time = threading.RLock()  # recordings have one set of buffers
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Neither recordings nor locks can be copied; a copy makes its own."""
+        return {name: value for name, value in vars(self).items() if name not in ("_recorded", "_one_at_a_time")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _recorded=None, _one_at_a_time=threading.RLock())
 
     def translate(self, texts: Sequence[str], **options: object) -> list[str]:
         """The best translation of every text; options are those of `explain`."""
@@ -185,8 +204,8 @@ class TextTranslator:
         cleaned = [clean_line(text) for text in texts]
         parts_of = [split_long(self.tokenizer, text, self.longest) for text in cleaned]
         sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
-        search = self._search_for(len(sources))
-        with self._one_at_a_time if search else nullcontext():
+        many = len(sources) >= MANY and _may_record(self.model)
+        with self._one_at_a_time if many else nullcontext():
             found = iter(
                 translate_ids(
                     self.model,
@@ -194,7 +213,7 @@ class TextTranslator:
                     settings,
                     nbest=nbest,
                     precision=self.precision,
-                    search=search,
+                    search=self._recorded_search() if many else None,
                     progress=progress,
                 )
             )
@@ -203,14 +222,14 @@ class TextTranslator:
             for text, parts in zip(cleaned, parts_of, strict=True)
         ]
 
-    def _search_for(self, sentences: int) -> Search | None:
-        """On a GPU, for many sentences, one whose steps are recorded; else None, for the plain one."""
-        if sentences < MANY or not next(self.model.parameters()).is_cuda:
-            return None
-        if self._recorded is None:
-            from qknorm.decoding.recorded_search import RecordedSearch
+    def _recorded_search(self) -> "RecordedSearch":
+        """The one of the model and the precision in force, made now if there is none."""
+        from qknorm.decoding.recorded_search import RecordedSearch
 
+        before = self._recorded
+        if before is None or before.model is not self.model or before.precision != self.precision:
             self._recorded = RecordedSearch(self.model, self.precision)
+        assert self._recorded is not None
         return self._recorded
 
     def _join(self, text: str, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
@@ -233,3 +252,8 @@ class TextTranslator:
                 place += text.startswith(" ", place)
                 targets += len(self.tokenizer.decode(hypotheses[0].tokens).split())
         return Translation(alternatives[0].text, alternatives[0].score, alternatives, alignment, len(parts))
+
+
+def _may_record(model: Translator) -> bool:
+    """Whether steps of a model can be recorded: on a GPU."""
+    return next(model.parameters()).is_cuda

@@ -100,7 +100,7 @@ class _AddNorm(torch.autograd.Function):
             total, to_x if to_sum is None else to_sum, to_out, mean, inverse, weight, to_x, to_y, to_y_bias, to_weight,
             to_bias, drop.seed, drop.site, drop.dropped, drop.scale_up, count, HAS_Y=has_y,
             HAS_Y_BIAS=y_bias is not None, DROPS=drop.dropped > 0, HAS_SUM=to_sum is not None, KIND=ctx.kind,
-            HAS_BIAS=bias is not None, STAGES=LAUNCHES["add_norm_backward"].stages, **tile,
+            HAS_BIAS=bias is not None, STAGES=LAUNCHES["add_norm_backward"].stages_of_rows(d), **tile,
         )  # fmt: skip
         to_parameters = [
             None if each is None or room is None else hand_back(each, room)

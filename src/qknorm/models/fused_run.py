@@ -54,12 +54,12 @@ class FlatParameters:
     @staticmethod
     def refusal(parameters: Iterable[nn.Parameter]) -> str | None:
         """Why these cannot be laid side by side; None if they can."""
-        kinds = {(p.dtype, p.device, hasattr(p, "full_tensor"), p.is_contiguous()) for p in parameters}
+        kinds = {(p.dtype, p.device, hasattr(p, "full_tensor"), p.is_contiguous(), p.requires_grad) for p in parameters}
         if len(kinds) == 1:
-            dtype, _, shared, contiguous = kinds.pop()
-            if dtype == torch.float32 and not shared and contiguous:
+            dtype, _, shared, contiguous, learns = kinds.pop()
+            if dtype == torch.float32 and not shared and contiguous and learns:
                 return None
-        return "the parameters are not all float32, contiguous, whole and on one device"
+        return "the parameters are not all float32, contiguous, whole, on one device and to be learned"
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A tensor of this layout, cut into the parameters' shapes."""
@@ -168,10 +168,11 @@ def current_run() -> FusedRun | None:
 
 
 def kernels_apply(device: torch.device) -> bool:
-    """Whether Triton kernels can run there: on a GPU, or anywhere in Triton's interpreter."""
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return False
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton kernels can run there: on a GPU since Ampere, or anywhere in Triton's interpreter."""
+    able = os.environ.get("TRITON_INTERPRET") == "1" or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+    return able and importlib.util.find_spec("triton") is not None
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

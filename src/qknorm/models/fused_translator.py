@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from qknorm.attention import KeyValueCache, MultiheadAttention, Visibility, attend
 from qknorm.attention.attend import may_fuse
 from qknorm.attention.cut import cut_heads, cut_heads_with_room
+from qknorm.config import Model
 from qknorm.models import fused_layers
 from qknorm.models.fused_layers import Part
 from qknorm.models.fused_linear import linear_side_by_side
@@ -31,9 +32,12 @@ def run_for(model: "Translator") -> FusedRun | None:
     run = current_run()
     if run is None or not (run.linear or run.layers) or not model.training:
         return None
-    settings = model.settings
-    suits = settings.norm_position == "pre" and settings.norm != "none" and fused_layers.fits(settings.width)
-    return run if suits else None
+    return run if takes_part(model.settings) else None
+
+
+def takes_part(settings: Model) -> bool:
+    """Whether fused parts are made for models of these settings."""
+    return settings.norm_position == "pre" and settings.norm != "none" and fused_layers.fits(settings.width)
 
 
 def encode(model: "Translator", run: FusedRun, source: Tensor, visibility: Visibility) -> Tensor:

@@ -29,6 +29,10 @@ class Launch(NamedTuple):
         """Programs over so many tiles, where `across` columns of tiles stand side by side."""
         return tiles if self.programs == 0 else max(1, min(tiles, self.programs // across))
 
+    def stages_of_rows(self, d: int) -> int:
+        """Stages for tiles of whole rows of this width: one where more would not fit in small cards' shared memory."""
+        return self.stages if d <= 2_048 else 1
+
     def over_rows(self, count: int, d: int) -> tuple[tuple[int], dict[str, int]]:
         """The grid over so many rows of this width for a kernel that holds whole rows, and its tile.
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from qknorm.config import Decoding
 from qknorm.decoding.graphs import Graphs
-from qknorm.decoding.recorded_search import RecordedSearch
+from qknorm.decoding.recorded_search import RecordedSearch, addresses_of
 from qknorm.decoding.results import Hypothesis, Progress
-from qknorm.decoding.translate import translate_ids
+from qknorm.decoding.translate import evaluating, translate_ids
 from qknorm.models.translator import Translator
 from qknorm.scoring import corpus_bleu, tokenized_bleu
 from qknorm.scoring.repeated import RepeatedBleu
@@ -22,6 +22,8 @@ from qknorm.training.objective import label_smoothed_loss
 
 RECORDED_BATCH_TOKENS = 1 << 19
 """Source tokens times beam at a time where the search is recorded: what its long tail costs hardly depends on rows."""
+MOST_RECORDED_BATCHES = 128
+"""A loss over more is computed batch by batch: a recording of them all would take too much memory for itself."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,8 @@ class DevLoss:
     def begin(self, model: Translator) -> Tensor:
         """The same, without waiting for a GPU; `read` gives the number, before the next one is begun."""
         self._make_ready(model)
-        training = model.training
-        model.eval()
-        self._graphs.run("loss", lambda: self._add_up(model))
-        model.train(training)
+        with evaluating(model):
+            self._graphs.run("loss", lambda: self._add_up(model))
         return self._sums
 
     @staticmethod
@@ -148,8 +148,8 @@ class DevLoss:
             self._sums = self._sums.to(device)
             self._batches = [tuple(torch.from_numpy(part).to(device) for part in batch) for batch in self._arrays()]
             self._made_for = ()
-        record = not _is_shared_out(model)
-        weights = id(model), *(tensor.data_ptr() for tensor in (*model.parameters(), model.allowed) if record)
+        record = not _is_shared_out(model) and len(self._batches) <= MOST_RECORDED_BATCHES
+        weights = id(model), *(addresses_of(model) if record else ())
         if weights != self._made_for:
             self._graphs, self._made_for = Graphs(device, record=record), weights
 

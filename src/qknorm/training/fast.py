@@ -1,4 +1,4 @@
-"""Which parts of a training step run in few passes over memory; none by default, until they are measured.
+"""Which parts of a training step run in few passes over memory; `loop.choose_fast` says when all of them do.
 
 Every part has its plain reference, and where a part does not apply (on the CPU, without Triton, in a team, for sizes
 its kernels do not take) the reference runs.

@@ -59,6 +59,8 @@ def train(
     team = join_team(device)
     alone = ExitStack()
     try:
+        if team.device.type == "cuda":  # Triton starts kernels on the current GPU
+            alone.enter_context(torch.cuda.device(team.device))
         own, facts = _open_run(kind, run, settings, data, opened, team, resume, alone)
         training, task = own.training, kind.task(own, facts, opened)
         recorder = None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qknorm.config import Optimisation
 from qknorm.errors import InputError
+from qknorm.models.fused_translator import takes_part
 from qknorm.models.translator import Translator
 from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
@@ -117,7 +118,8 @@ class Trainer:
         self.model.train()
         self.stepper.prepare(self.batches.shapes)
         self._began = self._logged_at = time.perf_counter()
-        with Interruption() as interruption:
+        # left by an error too, nobody may write to a run folder that others then take up
+        with Interruption() as interruption, self._writer:
             while True:
                 reason = self._reason_to_stop()
                 called_off = self._agreed(interruption.name is not None)
@@ -131,7 +133,7 @@ class Trainer:
                 self._evaluate()
             if self._saved_step != self.place.step:
                 self._save()
-            self._writer.wait()
+            self._end_writing()
         if self.recorder is not None and read_metrics(self.run):
             draw_curves(self.run, self.run / "curves.png")
         place = self.place
@@ -299,7 +301,7 @@ class Trainer:
         self.stepper.sums[4] = 0  # who resumes is to be stopped by new bad steps alone
         if not self.team.agree(not math.isfinite(loss)):
             self._save()
-        self._writer.wait()
+        self._end_writing()
         steps = checkpoint.list_steps(self.run)
         kept = f"the last good weights are those of step {steps[-1]} in {self.run}" if steps else "no step was good"
         raise TrainingDiverged(
@@ -322,11 +324,11 @@ class Trainer:
     def _save(self) -> None:
         began = time.perf_counter()
         if self.place.best_step != self.place.step:
-            self._writer.wait()  # the best, which may not be written yet, keeps its place in the queue
+            self._end_writing()  # the best, which may not be written yet, keeps its place in the queue
         self.team.pool(self.stepper.sums)
         if self.team.agree(bool(self.stepper.sums[4] > 0)):  # on a GPU nobody has looked since the last log
             self._give_up(float(self.stepper.sums[0]))
-        snapshot = take_snapshot(self.spread, self.stepper.optimizer, self.stepper.sums)
+        snapshot = take_snapshot(self.spread, self.stepper.optimizer, self.stepper.sums, self._saves_beside)
         place = asdict(self.place)
         if place["best_score"] == self.measure.worst:
             place["best_score"] = None  # JSON has no infinity
@@ -338,6 +340,10 @@ class Trainer:
         self.team.lead(lambda: self._writer.submit(write, wait=self.team.device.type == "cpu"))
         self._saved_step, self._saved_at = self.place.step, time.perf_counter()
         self._logged_at += time.perf_counter() - began
+
+    def _end_writing(self) -> None:
+        """Returns when nothing is left to write; where that went wrong, it goes wrong for all of the team."""
+        self.team.lead(self._writer.wait)
 
     def _write(self, step: int, best_step: int, snapshot: Snapshot, state: dict[str, Any]) -> None:
         checkpoint.save_checkpoint(self.run, step, snapshot.model, snapshot.training, state)
@@ -385,7 +391,7 @@ class Trainer:
 
 def choose_fast(model: nn.Module, settings: Optimisation) -> Fast:
     """The parts of a step that run by our own kernels: all, for the models they are made for, where nobody chose."""
-    made_for = isinstance(model, Translator) and model.settings.norm_position == "pre" and model.settings.norm != "none"
+    made_for = isinstance(model, Translator) and takes_part(model.settings)
     return Fast.everything() if made_for and settings.compile is None else Fast()
 
 

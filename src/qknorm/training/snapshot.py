@@ -33,9 +33,9 @@ class Snapshot:
         return self.training["sums"]
 
 
-def take_snapshot(spread: SpreadModel, optimizer: torch.optim.Optimizer, sums: Tensor) -> Snapshot:
-    """Of a model on a GPU copies there, if there is room for two, else on the CPU."""
-    stay = sums.is_cuda and spread.module is spread.inner and _has_room(spread, sums.device)
+def take_snapshot(spread: SpreadModel, optimizer: torch.optim.Optimizer, sums: Tensor, alone: bool) -> Snapshot:
+    """Of a model that one GPU trains `alone`, copies there, if there is room for two; else on the CPU."""
+    stay = alone and sums.is_cuda and _has_room(spread, sums.device)
     model, moments = spread.weights(stay=stay), spread.moments(optimizer, stay=stay)
     training = {**moments, "sums": sums.clone() if stay else sums.cpu()}
     ready = None

@@ -1,11 +1,15 @@
 """Writes beside the training, one job at a time."""
 
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Writer:
-    """Does one job after another beside the training; what goes wrong in one is raised by the next call."""
+    """Does one job after another beside the training; what goes wrong in one is raised by the next call.
+
+    Who leaves its context, for whatever reason, leaves nobody writing.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -31,6 +35,12 @@ class Writer:
 
     def wait(self) -> None:
         """Returns when nothing is left to write."""
-        jobs, self._jobs = self._jobs, []
-        for job in jobs:
-            job.result()
+        while self._jobs:
+            futures.wait(self._jobs[:1])
+            self._jobs.pop(0).result()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        futures.wait(self._jobs)
