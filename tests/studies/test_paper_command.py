@@ -54,7 +54,7 @@ def test_quick_gives_tables_pictures_and_a_page(here, tmp_path, capsys):
         assert (tmp_path / "out" / name).stat().st_size > 200
     page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "## Table 2: " in page and "## Table 3: " in page and "## What the heads do" in page
-    assert "moses-detok" in page and "treebank-detok" in page
+    assert "script:multi-bleu-detok" in page and "treebank-detok" in page
     assert "says nothing of the claims" in page and str(tmp_path) in page.split("Command: ")[1]
     run(["paper", "--quick", "--table", "2", "--seeds", "1", "--out", str(tmp_path / "out")])
     assert "2 runs, 2 finished before" in capsys.readouterr().out
