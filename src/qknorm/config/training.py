@@ -87,7 +87,7 @@ class Optimisation(Settings):
     inspect_every: int = Field(default=500, ge=0)
     """Steps between measurements of every attention, with a warning where one goes wrong; 0 for none."""
     keep: int = Field(default=3, ge=1)
-    """Checkpoints kept besides the best."""
+    """Checkpoints kept besides the best. On a GPU one that is not the best is written every ten seconds at most."""
     tensorboard: bool = False
 
 

@@ -1,6 +1,10 @@
 """What fused layers share: parameters side by side in one tensor, and the switch that is on for one forward pass.
 
 All of it is off unless `use_fused` is entered; `layers.py` and `translator.py` are the plain reference.
+
+A parameter's gradient comes to its place in `FlatParameters.gradients` in one of three ways: a backward adds it there
+(`gradient_room`), a job beside the main stream does (`beside.py`), or autograd adds what a backward returned
+(`hand_back`). Whoever adds on the main stream first lets pending jobs settle that add to the same place.
 """
 
 import functools
