@@ -191,8 +191,11 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     if args.output:
-        draw(curves, args.output.with_suffix(".png"))
-        args.output.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        picture = args.output.with_suffix(".png")
+        draw(curves, picture)
+        head = ["# How a training step grows", "", f"`python benchmarks/growth.py --output {args.output}`", ""]
+        text = "\n".join([*head, *lines, "", f"![Time and memory over size]({picture.name})"])
+        args.output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
