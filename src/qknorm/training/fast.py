@@ -1,4 +1,4 @@
-"""Which parts of a training step run in few passes over memory; `loop.choose_fast` says when all of them do.
+"""Which parts of a training step run in few passes over memory; `choose_fast` says when all of them do.
 
 Every part has its plain reference, and where a part does not apply (on the CPU, without Triton, in a team, for sizes
 its kernels do not take) the reference runs.
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from qknorm.config import Optimisation
 from qknorm.models.beside import Beside, CudaSideStream, SideStream
 from qknorm.models.fused_run import FlatParameters, kernels_apply, use_fused
+from qknorm.models.fused_translator import takes_part
+from qknorm.models.translator import Translator
 from qknorm.training.objective import Losses, label_smoothed_loss
 
 if TYPE_CHECKING:
@@ -112,3 +115,9 @@ def side_stream(flat: FlatParameters) -> SideStream | None:
     """A stream for work beside the main one: on a GPU, else none."""
     device = flat.values.device
     return CudaSideStream(device) if device.type == "cuda" else None
+
+
+def choose_fast(model: nn.Module, settings: Optimisation) -> Fast:
+    """The parts of a step that run by our own kernels: all, for the models they are made for, where nobody chose."""
+    made_for = isinstance(model, Translator) and takes_part(model.settings)
+    return Fast.everything() if made_for and settings.compile is None else Fast()

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from qknorm.config import Optimisation
 from qknorm.errors import InputError
-from qknorm.models.fused_translator import takes_part
-from qknorm.models.translator import Translator
 from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
-from qknorm.training.fast import Fast
+from qknorm.training.fast import choose_fast
 from qknorm.training.interruption import Interruption
 from qknorm.training.metrics import BLEU, Measure
 from qknorm.training.parallel import Team
@@ -387,12 +385,6 @@ class Trainer:
             self._prune()
         if self.recorder is not None:
             self.recorder.truncate_to(step)
-
-
-def choose_fast(model: nn.Module, settings: Optimisation) -> Fast:
-    """The parts of a step that run by our own kernels: all, for the models they are made for, where nobody chose."""
-    made_for = isinstance(model, Translator) and takes_part(model.settings)
-    return Fast.everything() if made_for and settings.compile is None else Fast()
 
 
 def _seconds_so_far(run: Path) -> float:
