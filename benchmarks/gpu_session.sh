@@ -48,8 +48,7 @@ run_tests() {
   local together=() cases
   has xdist && together=(-n "${TEST_PROCESSES:-8}")
   # the files of cases by themselves: within test_the_kernels_on_the_gpu they would be one test each
-  cases=(tests/attention/fused_cases.py tests/attention/fused_pass_cases.py tests/attention/fused_attention_cases.py
-    tests/models/fused_layers_cases.py tests/training/fused_step_cases.py tests/decoding/fused_advance_cases.py)
+  cases=(tests/*/fused*_cases.py)
   # with eight processes at work, each one's compiler needs no processes of its own
   local pytest=(env TORCHINDUCTOR_COMPILE_THREADS=2 "$python" -m pytest -v --tb=short -p no:cacheprovider "${together[@]}")
   once=(--foreground) # a second interrupt, passed on by the first's children, would stop pytest in telling

@@ -1,29 +1,14 @@
 """The fused layers: their cases in Triton's interpreter, and that nothing is different where they are off."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from interpreted import run_in_interpreter
 from qknorm.config import Model
 from qknorm.models.fused_run import FlatParameters, current_run, kernels_apply, use_fused
 from qknorm.models.translator import Translator
-
-CASES = Path(__file__).with_name("fused_layers_cases.py")
-
-
-@pytest.mark.slow
-def test_the_kernels_in_tritons_interpreter() -> None:
-    run_in_interpreter(CASES)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_kernels_on_the_gpu() -> None:
-    assert pytest.main(["-q", str(CASES)]) == 0
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs kernels on the CPU")

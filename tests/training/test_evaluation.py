@@ -10,11 +10,13 @@ from qknorm.config import Decoding, Dropout, Model, Prepare, Subwords
 from qknorm.decoding.graphs import Graphs
 from qknorm.decoding.translate import translate_ids
 from qknorm.models.translator import Translator
+from qknorm.scoring import corpus_bleu, tokenized_bleu
+from qknorm.scoring.repeated import RepeatedBleu
 from qknorm.text.batching import collate, plan_batches
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
 from qknorm.training import evaluation
-from qknorm.training.evaluation import DevLoss, Evaluator, bleu_like_its_text, dev_loss
+from qknorm.training.evaluation import DevLoss, Evaluator
 from qknorm.training.objective import label_smoothed_loss
 
 SHAPE = {"width": 16, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 2}
@@ -66,7 +68,7 @@ def test_dev_loss_is_the_mean_over_tokens_however_they_are_batched(data, budget)
     model = make_model(data)
     expected = loss_by_hand(model, data)
     model.train()
-    assert dev_loss(model, data.split("dev"), budget) == pytest.approx(expected, rel=1e-5)
+    assert DevLoss(data.split("dev"), budget)(model) == pytest.approx(expected, rel=1e-5)
     assert model.training
 
 
@@ -81,7 +83,7 @@ def test_the_loss_is_to_the_bit_what_batch_by_batch_adds_up_to(data):
             losses = label_smoothed_loss(model(source, target_in), target_out, model.allowed, 0.0)
         sums += torch.stack([losses.plain, losses.tokens.float()])
     ready = DevLoss(dev, 64)
-    assert ready(model) == ready(model) == dev_loss(model, dev, 64) == float(sums[0] / sums[1].clamp(min=1))
+    assert ready(model) == ready(model) == DevLoss(dev, 64)(model) == float(sums[0] / sums[1].clamp(min=1))
 
 
 def test_a_loss_over_many_batches_is_not_recorded_as_one(data, monkeypatch):
@@ -148,7 +150,8 @@ def test_an_evaluation_is_the_loss_and_the_bleu_of_what_is_really_translated(dat
     assert evaluation.translations == [data.tokenizer.decode(best.tokens) for (best,) in found]
     assert evaluation.loss == pytest.approx(loss_by_hand(model, data), rel=1e-5)
     assert evaluation.perplexity == pytest.approx(math.exp(evaluation.loss))
-    assert evaluation.bleu == bleu_like_its_text(data.tokenizer, evaluation.translations, dev.text("en"), "en")
+    bleu = tokenized_bleu if data.tokenizer.pretokenized else corpus_bleu
+    assert evaluation.bleu == bleu(evaluation.translations, dev.text("en"))
 
 
 def test_the_state_of_the_model_and_its_random_numbers_are_left_alone(data):
@@ -174,5 +177,6 @@ def test_bleu_counts_the_tokens_of_tokenised_text_and_sacrebleus_of_raw_text(dat
     translations = ["a house is here , large .", "it 's a city by a sea ."]
     tokenize = "none" if data.tokenizer.pretokenized else "13a"
     expected = sacrebleu.corpus_bleu(translations, [references], tokenize=tokenize).score
-    assert bleu_like_its_text(data.tokenizer, translations, references, "en") == pytest.approx(expected, abs=0.01)
-    assert bleu_like_its_text(data.tokenizer, references, references, "en") == pytest.approx(100)
+    bleu = RepeatedBleu(references, tokenized=data.tokenizer.pretokenized, lang="en")
+    assert bleu(translations) == pytest.approx(expected, abs=0.01)
+    assert bleu(references) == pytest.approx(100)

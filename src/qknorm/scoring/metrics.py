@@ -100,6 +100,16 @@ class Metric:
                 progress(self.name, len(rows), len(hypotheses))
         return np.array(rows, dtype=np.float64)
 
+    def remember(self, references: Sequence[Sequence[str]]) -> None:
+        """Counts references once, for `count_against_remembered`."""
+        prepared = [[self._prepare(line) for line in lines] for lines in references]
+        self._metric._ref_cache = self._metric._cache_references(prepared)
+
+    def count_against_remembered(self, hypotheses: Sequence[str]) -> Statistics:
+        """What `count` counts, against the references remembered."""
+        prepared = [self._prepare(line) for line in hypotheses]
+        return np.array(self._metric._extract_corpus_statistics(prepared, None), dtype=np.float64)
+
     def _prepare(self, line: str) -> str:
         if self.name != "multi-bleu":
             return line

@@ -22,9 +22,9 @@ class ScoringOptions:
     tokenized: bool = False
     """The text is tokenised: give the numbers of Moses' two scripts, and no other unless `detokenize` is set too."""
     detokenize: Literal["moses", "treebank"] | None = None
-    """Detokenise before every metric but those two; "moses" also undoes entities, "treebank" is NLTK's way."""
+    """Detokenise before every metric but the multi-bleus; "moses" also undoes entities, "treebank" is NLTK's way."""
     unescape: bool = False
-    """Undo the entities of the Moses tokeniser (&apos; and its like) before every metric but those two."""
+    """Undo the entities of the Moses tokeniser (&apos; and its like) before every metric but the multi-bleus."""
     raw_references: bool = False
     """The references are plain text already: prepare only the translations."""
     lang: str = ""

@@ -13,11 +13,9 @@ from qknorm.decoding.recorded_search import RecordedSearch, addresses_of
 from qknorm.decoding.results import Hypothesis, Progress
 from qknorm.decoding.translate import evaluating, translate_ids
 from qknorm.models.translator import Translator
-from qknorm.scoring import corpus_bleu, tokenized_bleu
 from qknorm.scoring.repeated import RepeatedBleu
 from qknorm.text.batching import Arrays, collate, plan_batches
 from qknorm.text.prepared import PreparedData, Split
-from qknorm.text.subwords import Tokenizer
 from qknorm.training.objective import label_smoothed_loss
 
 RECORDED_BATCH_TOKENS = 1 << 19
@@ -89,7 +87,7 @@ class Evaluator:
         return [self._tokenizer.decode(best.tokens) for best, *_ in found]
 
     def bleu(self, translations: list[str]) -> float:
-        """As `bleu_like_its_text` counts it."""
+        """Over the tokens of text that came tokenised, sacreBLEU's own for raw text."""
         return self._bleu(translations)
 
     def _search_for(self, model: Translator) -> RecordedSearch | None:
@@ -98,13 +96,6 @@ class Evaluator:
         if self.recorded is None or self.recorded.model is not model:
             self.recorded = RecordedSearch(model, self._precision)
         return self.recorded
-
-
-def bleu_like_its_text(tokenizer: Tokenizer, translations: list[str], references: list[str], language: str) -> float:
-    """BLEU over the tokens of text that came tokenised, sacreBLEU's own tokens for raw text."""
-    if tokenizer.pretokenized:
-        return tokenized_bleu(translations, references)
-    return corpus_bleu(translations, references, lang=language)
 
 
 class DevLoss:
@@ -158,11 +149,6 @@ class DevLoss:
         for batch in plan_batches(source.lengths + 1, target.lengths + 1, self._budget):
             chosen = [int(i) for i in batch.sentences]
             yield collate([source[i] for i in chosen], [target[i] for i in chosen])
-
-
-def dev_loss(model: Translator, split: Split, budget: int = 8_192) -> float:
-    """Mean cross-entropy in nats of the target tokens, without smoothing and dropout."""
-    return DevLoss(split, budget)(model)
 
 
 def _is_shared_out(model: Translator) -> bool:
