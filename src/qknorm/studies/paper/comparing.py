@@ -66,7 +66,7 @@ def measure_name(experiment: Experiment, available: Sequence[str]) -> str:
     if PLAIN in available:
         return PLAIN
     # the paper's numbers are those of multi-bleu-detok.perl on tokenised text: its notebook shows that for en→vi, and
-    # for the TED pairs both of its scorers give one number, as they do on tokens alone
+    # for the TED pairs both of its scorers give one number, but for a hundredth in one, as they do on tokens alone
     return TREEBANK if experiment.scorer == "sacrebleu" else RELEASED
 
 
