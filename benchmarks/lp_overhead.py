@@ -1,7 +1,7 @@
 """What a step of the Lp study costs: models stacked and side by side, processes, and p ≠ 2 against p = 2.
 
     python benchmarks/lp_overhead.py                                        # everything, on this machine's device
-    python benchmarks/lp_overhead.py --only "side-by-side, layers" --models 1 2 5
+    python benchmarks/lp_overhead.py --only fused --models 1 2 5
     python benchmarks/lp_overhead.py --skip-processes --out docs/results/lp/overhead.md
     python benchmarks/lp_overhead.py --smoke --device cpu                   # tiny, to see that everything still runs
 
@@ -10,6 +10,7 @@ in milliseconds of a whole step (data, forward, backward, clipping, AdamW) per m
 """
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import platform
@@ -26,15 +27,16 @@ from qknorm.studies.lp.corpus import Text, find_text
 from qknorm.studies.lp.design import EXPONENTS, LpStudy, Run, make_run, quick_study, resolve_precision
 from qknorm.studies.lp.stack import Stack
 from qknorm.studies.lp.training import Execution, make_stack
+from training_profile import print_profile
 
 WAYS = {
-    "side-by-side, eager": Execution(together="side-by-side", compiled="no"),
-    "side-by-side, layers": Execution(together="side-by-side", compiled="layers"),
-    "side-by-side, whole": Execution(together="side-by-side", compiled="whole"),
-    "side-by-side, layers, 1 stream": Execution(together="side-by-side", compiled="layers", streams=1),
-    "side-by-side, layers, 4 streams": Execution(together="side-by-side", compiled="layers", streams=4),
-    "stacked, eager": Execution(together="stacked", compiled="no"),
-    "stacked, whole": Execution(together="stacked", compiled="whole"),
+    "side-by-side, plain": Execution(),
+    "side-by-side, fused": Execution(layers="fused"),
+    "side-by-side, fused, 1 stream": Execution(layers="fused", streams=1),
+    "side-by-side, fused, 3 streams": Execution(layers="fused", streams=3),
+    "side-by-side, compiled": Execution(layers="compiled"),
+    "stacked, plain": Execution(together="stacked"),
+    "stacked, compiled": Execution(together="stacked", layers="compiled"),
 }
 RUNS_OF_AN_ARM, RUNS_OF_ALL_ARMS = 70, 140  # p = 2 is shared by two arms, and dot products have no p
 
@@ -45,7 +47,7 @@ def main() -> None:
         measure_way(options)
         return
     lines = [f"`{' '.join(['python', *sys.argv])}` on {machine(options.device)}, PyTorch {torch.__version__}", ""]
-    ways = [way for way in WAYS if options.only in way and (options.compile or "eager" in way)]
+    ways = [way for way in WAYS if options.only in way and (options.gpu_ways or "plain" in way)]
     stacks = {way: ask_child(options, way) for way in ways}
     lines += show_stacks(stacks, options)
     if not options.skip_processes:
@@ -54,6 +56,11 @@ def main() -> None:
         lines += show_overhead(stacks, options)
     text = "\n".join(lines)
     print(text)
+    if options.profile:
+        way = "side-by-side, fused" if options.gpu_ways else "side-by-side, plain"
+        stack = stack_of([Run("same-scale", options.p, 0)], options, WAYS[way])
+        stack.run(options.steps)
+        print_profile(way, lambda: stack.run(1), options.device == "cuda")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text + "\n", encoding="utf-8")
@@ -69,17 +76,17 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--text", type=Path)
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile")
     parser.add_argument("--skip-processes", action="store_true")
     parser.add_argument("--skip-overhead", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="show where the time of one model's step goes")
     parser.add_argument("--timeout", type=float, default=240, help="seconds for all stacks of one way")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.gpu_ways = options.device == "cuda" and not options.smoke
     if options.smoke:
         options.models, options.processes, options.steps, options.rounds = [1, 2], [2], 2, 2
-        options.compile = False
     return options
 
 
@@ -98,8 +105,8 @@ def stack_of(runs: list[Run], options: argparse.Namespace, way: Execution) -> St
     study = study_of(options)
     text: Text = find_text(options.text, study.characters)
     folds = [make_run(run.arm, run.p, run.fold % study.fold_count) for run in runs]
-    execution = Execution(options.device, way.together, way.compiled, way.streams)
-    if way.compiled != "no":
+    execution = dataclasses.replace(way, device=options.device)
+    if way.compiles_for_each_p:
         torch.compiler.reset()  # a program for every p would pass the compiler's limit; recorded steps need none
     return make_stack(folds, study, text, execution)
 
@@ -186,7 +193,7 @@ def show_stacks(stacks: dict[str, dict[int, dict[str, float]]], options: argpars
 
 
 def show_processes(options: argparse.Namespace) -> list[str]:
-    way = WAYS["side-by-side, layers" if options.compile else "side-by-side, eager"]
+    way = WAYS["side-by-side, fused" if options.gpu_ways else "side-by-side, plain"]
     lines = ["One model in each of several processes:", "", "| processes | ms a step and model |", "|---|---|"]
     context = multiprocessing.get_context("spawn")
     for count in options.processes:
@@ -222,7 +229,7 @@ def one_process(options: argparse.Namespace, way: Execution, together: Any, answ
 def show_overhead(stacks: dict[str, dict[int, dict[str, float]]], options: argparse.Namespace) -> list[str]:
     """Every p in turn, round by round, so that what disturbs the machine disturbs all alike."""
     good = [(found[1]["ms"], way) for way, found in stacks.items() if 1 in found and way.startswith("side")]
-    way = min(good)[1] if good else "side-by-side, eager"
+    way = min(good)[1] if good else "side-by-side, plain"
     cases: dict[str, Stack] = {"dot product": stack_of([Run("dot-product", None, 0)], options, WAYS[way])}
     for p in EXPONENTS:
         cases[f"p = {p:g}"] = stack_of([Run("same-scale", p, 0)], options, WAYS[way])

@@ -111,7 +111,7 @@ def layer_cases(sizes: argparse.Namespace, device: torch.device, half: torch.dty
         Case("residual, dropout, norm, both ways (and one sum)", 30, both_ways(fused_norm, norms),
              both_ways(plain_norm, norms), tokens * width * (24 + 28 + 18) / million),
         Case("bias, ReLU, dropout, both ways", 12,
-             both_ways(lambda: fused_layers.bias_relu_dropout(run, z, bias, 0.3), [z, bias]),
+             both_ways(lambda: fused_layers.bias_activation_dropout(run, "relu", z, bias, 0.3), [z, bias]),
              both_ways(lambda: F.dropout((z + bias.to(half)).relu(), 0.3), [z, bias]), tokens * wide * 10 / million),
         Case("word vectors, both ways", 2, both_ways(fused_words, [table]), both_ways(plain_words, [table]),
              (tokens * width * 24 + types * width * 4) / million),

@@ -9,10 +9,11 @@ from torch.autograd import DeviceType
 from training_peers import Step
 
 FAMILIES = {
-    "attention": r"flash|fmha|attention|attn|small_(for|back)ward|(query|key)_gradient|^forward_kernel|^unit_kernel",
+    "attention": r"flash|fmha|attention|attn|decode_kernel|cudnn::fusion|small_(for|back)ward|(query|key)_gradient"
+    r"|^forward_kernel|^unit_kernel",
     "queries and keys normalised": r"^_forward_kernel|^_backward_kernel|normalize",
     "residual, dropout, norm": r"add_norm|layer_norm|LayerNorm|cuComputeGrad|GammaBeta|rms_norm|dropout",
-    "bias, ReLU, dropout": r"relu|clamp_min|threshold",
+    "bias, activation, dropout": r"relu|gelu|Gelu|clamp_min|threshold",
     "bias gradients": r"column_sum|reduce_kernel.*sum|gemv",
     "word vectors": r"embed|unit_rows|index|gather|scatter",
     "loss": r"_loss_kernel|softmax|nll|cross_entropy|masked_fill",

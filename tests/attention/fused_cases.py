@@ -10,7 +10,7 @@ from qknorm import MultiheadAttention, attend, lp_normalize
 from qknorm.attention.fused import normalize_scaled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PS = [1.0, 1.5, 2.0, 3.0, 4.0, math.inf]
+PS = [1.0, 1.5, 2.0, 2.7, 3.0, 3.5, 4.0, math.inf]
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

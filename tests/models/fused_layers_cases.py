@@ -163,15 +163,19 @@ def test_however_rows_are_spread_dropout_and_gradients_are_the_same(kind, launch
 
 
 @pytest.mark.parametrize("launch", [Launch(256, 1, 4, 64), Launch(2_048, 4, 2, 128, stages=2), Launch(128, 2, 0, 64)])
-def test_however_columns_are_spread_sums_are_the_same(launch, monkeypatch):
-    for kernel in ("relu_backward", "column_sum"):
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_however_columns_are_spread_sums_are_the_same(activation, launch, monkeypatch):
+    for kernel in ("relu_backward", "gelu_backward", "column_sum"):
         monkeypatch.setitem(LAUNCHES, kernel, launch)
     z, bias, weight = draw(70, 140).requires_grad_(), draw(140).requires_grad_(), draw(70, 140)
-    found = fused_layers.bias_relu_dropout(make_run(), z, bias, 0.0)
+    found = fused_layers.bias_activation_dropout(make_run(), activation, z, bias, 0.25)
+    plain = getattr(nn.functional, activation)(z + bias)
+    plain = torch.where((found == 0) & (plain != 0), 0.0, plain / 0.75)
     assert_gradients_agree(
         torch.autograd.grad((found * weight).sum(), [z, bias]),
-        torch.autograd.grad(((z + bias).relu() * weight).sum(), [z, bias]),
-    )
+        torch.autograd.grad((plain * weight).sum(), [z, bias]),
+        rtol=1e-4, atol=1e-4,
+    )  # fmt: skip
     room = torch.ones(140, device=DEVICE)
     add_column_sums(room, weight)
     torch.testing.assert_close(room, 1 + weight.sum(0), rtol=1e-5, atol=1e-4)
@@ -179,34 +183,35 @@ def test_however_columns_are_spread_sums_are_the_same(launch, monkeypatch):
 
 @pytest.mark.parametrize(("rows", "width"), [(5, 40), (70, 640)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_bias_relu_dropout(rows, width, with_bias):
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_bias_activation_dropout(activation, rows, width, with_bias):
     z, bias = draw(rows, width).requires_grad_(), draw(width).requires_grad_()
     weight, share = draw(rows, width), 0.4
-    inputs = [z, bias] if with_bias else [z]
-    found = fused_layers.bias_relu_dropout(make_run(), z, bias if with_bias else None, 0.0)
-    before = z + bias if with_bias else z
-    torch.testing.assert_close(found, before.relu())
-    dropped = fused_layers.bias_relu_dropout(make_run(), z, bias if with_bias else None, share)
-    kept = (dropped > 0) | (before <= 0)
+    inputs, bias = ([z, bias], bias) if with_bias else ([z], None)
+    plain = getattr(nn.functional, activation)(z if bias is None else z + bias)
+    found = fused_layers.bias_activation_dropout(make_run(), activation, z, bias, 0.0)
+    dropped = fused_layers.bias_activation_dropout(make_run(), activation, z, bias, share)
+    kept = (dropped != 0) | (plain == 0)
     if rows * width > 1_000:
-        assert float(kept[before > 0].float().mean()) == pytest.approx(1 - share, abs=0.02)
-    for out, plain in ((found, before.relu()), (dropped, torch.where(kept, before.relu() / (1 - share), 0.0))):
-        torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-5)
+        assert float(kept[plain != 0].float().mean()) == pytest.approx(1 - share, abs=0.02)
+    for out, reference in ((found, plain), (dropped, torch.where(kept, plain / (1 - share), 0.0))):
+        torch.testing.assert_close(out, reference, rtol=1e-4, atol=1e-5)
         assert_gradients_agree(
             torch.autograd.grad((out * weight).sum(), inputs),
-            torch.autograd.grad((plain * weight).sum(), inputs, retain_graph=True),
+            torch.autograd.grad((reference * weight).sum(), inputs, retain_graph=True),
             rtol=1e-4, atol=1e-3,
         )  # fmt: skip
 
 
 @pytest.mark.parametrize("fixnorm", [True, False])
-@pytest.mark.parametrize("extras", [True, False])
+@pytest.mark.parametrize("extras", ["", "fixed", "learned"])
 def test_word_vectors(fixnorm, extras):
     table, language = draw(9, 24).requires_grad_(), draw(24).requires_grad_()
     ids, positions, weight = torch.randint(0, 9, (3, 5), device=DEVICE), draw(5, 24), draw(3, 5, 24)
+    positions.requires_grad_(extras == "learned")
     rows = (lp_normalize(table) if fixnorm else table)[ids] * 5.0
     plain = rows + language + positions if extras else rows
-    inputs = [table, language] if extras else [table]
+    inputs = [table, *([language] if extras else []), *([positions] if extras == "learned" else [])]
 
     def embed(share: float) -> Tensor:
         return fused_layers.embed(

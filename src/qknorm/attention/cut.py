@@ -28,6 +28,8 @@ def room_for(ctx: Any, number: int) -> Tensor | None:
 
     None where that is not a part of a cut tensor, or where another has the room already.
     """
+    if torch.compiler.is_compiling():
+        return None
     node, output = ctx.next_functions[number]
     room = getattr(node, "room", None)
     return room.take(output) if isinstance(room, _Room) else None
@@ -53,13 +55,16 @@ class _Room:
         return self._free.pop(number, None)
 
     def join(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The gradients as one tensor: where all lie in their places it is there already."""
+        """The gradients as one tensor: those that do not lie in their places already are brought there."""
         whole, parts = self._whole, self._parts
         self._whole, self._parts, self._free = None, (), {}
         derives_again = torch.is_grad_enabled()  # then what lies in the room is not known as made of the gradients
-        if whole is not None and not derives_again and all(map(_same_place, gradients, parts)):
-            return whole
-        return torch.cat([each.transpose(1, 2).flatten(2) for each in gradients], dim=-1)
+        if whole is None or derives_again:
+            return torch.cat([each.transpose(1, 2).flatten(2) for each in gradients], dim=-1)
+        for gradient, part in zip(gradients, parts, strict=True):
+            if not _same_place(gradient, part):
+                part.copy_(gradient)
+        return whole
 
 
 def _same_place(one: Tensor, other: Tensor) -> bool:

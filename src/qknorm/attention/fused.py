@@ -13,21 +13,35 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-ROWS_AT_ONCE = 4_096
+from qknorm.attention.cut import room_for
+
+ROWS_AT_ONCE = 1_024
 """Entries, rows times padded head size, that one program holds."""
+WARPS = 2
 
 
 @triton.jit
 def _place(rows, heads, times, stride_b, stride_h, stride_t):
-    """Offsets of rows, and their heads, in a tensor (b, h, t, d) of any strides."""
+    """Offsets of rows, and their heads, in a tensor (b, h, t, d) of any strides; 32 bits, whose divisions are fast."""
     time = rows % times
     head = (rows // times) % heads
     batch = rows // (times * heads)
-    return batch * stride_b + head * stride_h + time * stride_t, head
+    return batch.to(tl.int64) * stride_b + head.to(tl.int64) * stride_h + time.to(tl.int64) * stride_t, head
 
 
 @triton.jit
-def _lp_length(unit, p, KIND: tl.constexpr):
+def _half_power(size, HALVES: tl.constexpr):
+    """size^(HALVES / 2)."""
+    power = size * 0.0 + 1.0
+    if HALVES % 2 == 1:
+        power = tl.sqrt(size)
+    for _ in tl.static_range(HALVES // 2):
+        power *= size
+    return power
+
+
+@triton.jit
+def _lp_length(unit, p, KIND: tl.constexpr, HALVES: tl.constexpr):
     """Lp length of rows whose largest entry is 1 or 0; 1 for rows of zeros."""
     if KIND == 2:
         length = tl.sqrt(tl.sum(unit * unit, axis=1))
@@ -37,7 +51,10 @@ def _lp_length(unit, p, KIND: tl.constexpr):
         length = tl.sum(unit * 0.0, axis=1) + 1.0
     else:
         size = tl.abs(unit)
-        powers = tl.where(size > 0, tl.exp2(p[:, None] * tl.log2(tl.where(size > 0, size, 1.0))), size)
+        if HALVES > 0:
+            powers = _half_power(size, HALVES)
+        else:
+            powers = tl.where(size > 0, tl.exp2(p[:, None] * tl.log2(tl.where(size > 0, size, 1.0))), size)
         length = tl.exp2(tl.log2(tl.sum(powers, axis=1)) / p)
     return tl.where(length < 1.0, 1.0, length)
 
@@ -46,9 +63,9 @@ def _lp_length(unit, p, KIND: tl.constexpr):
 def _forward_kernel(
     x_ptr, out_ptr, length_ptr, p_ptr, scale_ptr, count, heads, times, d,
     x_b, x_h, x_t, out_b, out_h, out_t, eps, P_PER_HEAD: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
-    KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    KIND: tl.constexpr, HALVES: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     real = (rows < count)[:, None] & (columns < d)[None, :]
     offset, head = _place(rows, heads, times, x_b, x_h, x_t)
@@ -60,7 +77,7 @@ def _forward_kernel(
     bad = tl.sum(x * 0.0, axis=1)  # NaN where the row has NaN or infinity, which a maximum may hide
     largest = tl.where(largest <= eps, float("inf"), largest) + bad
     unit = x / largest[:, None]
-    length = _lp_length(unit, p, KIND)
+    length = _lp_length(unit, p, KIND, HALVES)
     out = unit / length[:, None] * scale[:, None]
     offset, _ = _place(rows, heads, times, out_b, out_h, out_t)
     tl.store(out_ptr + offset[:, None] + columns[None, :], out, mask=real)
@@ -71,9 +88,11 @@ def _forward_kernel(
 def _backward_kernel(
     x_ptr, to_out_ptr, length_ptr, p_ptr, scale_ptr, to_x_ptr, along_ptr, to_p_ptr, count, heads, times, d,
     x_b, x_h, x_t, to_b, to_h, to_t, dx_b, dx_h, dx_t, P_PER_HEAD: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
-    KIND: tl.constexpr, LEARN_P: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    KIND: tl.constexpr, HALVES: tl.constexpr, LEARN_P: tl.constexpr, SUMMED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Gradients of p and scale are left by row, or, where all heads share them, as one sum a program."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     real = (rows < count)[:, None] & (columns < d)[None, :]
     offset, head = _place(rows, heads, times, x_b, x_h, x_t)
@@ -87,7 +106,6 @@ def _backward_kernel(
     direction = x / length[:, None]
     size = tl.abs(direction)
     sign = tl.where(direction > 0, 1.0, tl.where(direction < 0, -1.0, 0.0))
-    log_size = tl.log2(tl.where(size > 0, size, 1.0))
     if KIND == 2:
         slope = direction
     elif KIND == 1:
@@ -95,17 +113,28 @@ def _backward_kernel(
     elif KIND == 0:
         at_top = tl.where((size == tl.max(size, axis=1)[:, None]) & (size > 0), 1.0, 0.0)
         slope = sign * at_top / tl.maximum(tl.sum(at_top, axis=1), 1.0)[:, None]
+    elif HALVES > 0:
+        slope = sign * _half_power(size, HALVES - 2)
     else:
+        log_size = tl.log2(tl.where(size > 0, size, 1.0))
         slope = tl.where(size > 0, sign * tl.exp2((p[:, None] - 1) * log_size), 0.0)
     along = tl.sum(to_out * direction, axis=1)
     to_x = (to_out - slope * along[:, None]) * (scale / length)[:, None]
     offset, _ = _place(rows, heads, times, dx_b, dx_h, dx_t)
     tl.store(to_x_ptr + offset[:, None] + columns[None, :], to_x, mask=real)
-    tl.store(along_ptr + rows, along, mask=rows < count)
+    if SUMMED:
+        tl.store(along_ptr + tl.program_id(0), tl.sum(along, axis=0))
+    else:
+        tl.store(along_ptr + rows, along, mask=rows < count)
     if LEARN_P:
+        log_size = tl.log2(tl.where(size > 0, size, 1.0))
         powers = tl.where(size > 0, tl.exp2(p[:, None] * log_size), 0.0)
         entropy = tl.sum(powers * log_size, axis=1) * 0.6931471805599453 / p
-        tl.store(to_p_ptr + rows, -scale * along * entropy, mask=rows < count)
+        to_p = tl.where(rows < count, -scale * along * entropy, 0.0)
+        if SUMMED:
+            tl.store(to_p_ptr + tl.program_id(0), tl.sum(to_p, axis=0))
+        else:
+            tl.store(to_p_ptr + rows, to_p, mask=rows < count)
 
 
 class _FusedNormalize(torch.autograd.Function):
@@ -122,10 +151,10 @@ class _FusedNormalize(torch.autograd.Function):
         _forward_kernel[grid](
             x, out, length, p_numbers, scale_numbers, b * h * t, h, t, d, *x.stride()[:3], *out.stride()[:3], eps,
             P_PER_HEAD=int(p_numbers.numel() > 1), SCALE_PER_HEAD=int(scale_numbers.numel() > 1),
-            KIND=kind, ROWS=rows, BLOCK_D=block, num_warps=4,
+            KIND=kind, HALVES=_halves_of(p), ROWS=rows, BLOCK_D=block, num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(x, length, p_numbers, scale_numbers)
-        ctx.kind = kind
+        ctx.kind, ctx.halves = kind, _halves_of(p)
         ctx.learns = [isinstance(each, Tensor) and each.requires_grad for each in (p, scale)]
         ctx.shapes = [each.shape if isinstance(each, Tensor) else None for each in (p, scale)]
         return out
@@ -136,14 +165,16 @@ class _FusedNormalize(torch.autograd.Function):
         x, length, p, scale = ctx.saved_tensors
         b, h, t, d = x.shape
         to_out = to_out if to_out.stride(-1) == 1 else to_out.contiguous()
-        to_x = torch.empty_like(x)
-        along = torch.empty(b, h, t, dtype=torch.float32, device=x.device)
-        to_p = torch.empty_like(along) if ctx.learns[0] else along
+        room = room_for(ctx, 0)
+        to_x = torch.empty_like(x) if room is None else room
         grid, rows, block = _grid(b * h * t, d)
+        summed = all(shape is None or shape.numel() == 1 for shape in ctx.shapes)
+        along = torch.empty(grid if summed else (b, h, t), dtype=torch.float32, device=x.device)
+        to_p = torch.empty_like(along) if ctx.learns[0] else along
         _backward_kernel[grid](
             x, to_out, length, p, scale, to_x, along, to_p, b * h * t, h, t, d, *x.stride()[:3], *to_out.stride()[:3],
             *to_x.stride()[:3], P_PER_HEAD=int(p.numel() > 1), SCALE_PER_HEAD=int(scale.numel() > 1), KIND=ctx.kind,
-            LEARN_P=ctx.learns[0], ROWS=rows, BLOCK_D=block, num_warps=4,
+            HALVES=ctx.halves, LEARN_P=ctx.learns[0], SUMMED=summed, ROWS=rows, BLOCK_D=block, num_warps=WARPS,
         )  # fmt: skip
         return (
             to_x,
@@ -179,6 +210,8 @@ def why_not(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> str | N
         return f"the head dimension {x_bhtd.shape[-1]} is over 256"
     if 0 in x_bhtd.shape:
         return "a tensor is empty"
+    if x_bhtd.numel() // x_bhtd.shape[-1] >= 2**31 - ROWS_AT_ONCE:
+        return "there are more than 2³¹ rows"
     heads = x_bhtd.shape[1]
     if isinstance(p, Tensor) and p.numel() > 1 and tuple(p.shape[-3:]) != (heads, 1, 1):
         return f"p of shape {tuple(p.shape)} is neither one number nor one for each of {heads} heads"
@@ -194,6 +227,12 @@ def _kind_of(p: float | Tensor) -> int:
     return {2.0: 2, 1.0: 1, math.inf: 0}.get(float(p), 3)
 
 
+def _halves_of(p: float | Tensor) -> int:
+    """2p where powers are products and a square root, which takes no longer than p = 2; else 0."""
+    twice = 0.0 if isinstance(p, Tensor) else 2 * float(p)
+    return int(twice) if twice in range(3, 17) else 0
+
+
 def _numbers(value: float | Tensor, x: Tensor) -> Tensor:
     """One number, or one a head, in float32 on x's device."""
     if isinstance(value, Tensor):
@@ -201,9 +240,9 @@ def _numbers(value: float | Tensor, x: Tensor) -> Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=x.device)
 
 
-def _summed(by_row_bht: Tensor, shape: torch.Size) -> Tensor:
-    """Gradients of rows added up to one number, or one a head, in the shape they came in."""
-    total = by_row_bht.sum() if shape.numel() == 1 else by_row_bht.sum(dim=(0, 2))
+def _summed(parts: Tensor, shape: torch.Size) -> Tensor:
+    """Gradients of programs or of rows (b, h, t) added up to one number, or one a head, in the shape they came in."""
+    total = parts.sum() if shape.numel() == 1 else parts.sum(dim=(0, 2))
     return total.view(shape)
 
 

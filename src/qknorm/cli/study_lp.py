@@ -1,8 +1,6 @@
 """`qknorm study lp`."""
 
-import importlib.util
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from rich.text import Text as Words
 from qknorm.cli.display import console, errors, parse, suggest, warn
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
+from qknorm.models.fused_run import kernels_apply
 from qknorm.studies.lp.corpus import find_text
 from qknorm.studies.lp.design import (
     EXPONENTS,
@@ -39,10 +38,12 @@ from qknorm.studies.lp.design import (
 from qknorm.studies.lp.folds import make_folds
 from qknorm.studies.lp.records import About, StudyFolder, read_about
 from qknorm.studies.lp.report import CURVES, Report, write_report
+from qknorm.studies.lp.side_by_side import STREAMS
+from qknorm.studies.lp.stack import Layers
 from qknorm.studies.lp.training import Execution
 from qknorm.studies.lp.work import News, OnNews, Plan, run_missing
 
-GPU_STACK = 5
+GPU_STACK = 3
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Arguments:
     """Models trained together in one program; by the device if not given."""
     together: Literal["side-by-side", "stacked"] = "side-by-side"
     """How: each by itself in one recorded step, or with their weights in common tensors."""
-    streams: int = 2
+    streams: int = STREAMS
     """side-by-side on a GPU: models at a time."""
     workers: int | None = None
     """Processes at a time; on the CPU one for each core if not given."""
-    compile: Literal["no", "layers", "whole"] | None = None
-    """What torch.compile is used on; by default layers on a GPU where compilers are at hand, else nothing."""
+    layers: Literal["plain", "fused", "compiled"] | None = None
+    """How layers run: by PyTorch's kernels, by our own (the default on a GPU with Triton), or by torch.compile."""
     settings: Annotated[LpStudy, tyro.conf.arg(name="")] = field(default_factory=LpStudy)
 
 
@@ -149,7 +150,7 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
     execution = Execution(
         str(device),
         arguments.together,
-        arguments.compile or ("layers" if cuda and _can_compile() else "no"),
+        _layers(arguments, device),
         arguments.streams,
     )
     console.print(
@@ -191,9 +192,16 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _can_compile() -> bool:
-    tools = any(map(shutil.which, ("cc", "gcc", "clang")))
-    return tools and importlib.util.find_spec("triton") is not None
+def _layers(arguments: Arguments, device: torch.device) -> Layers:
+    """As asked for; else our own kernels where they run, which know nothing of stacked weights."""
+    able = device.type == "cuda" and kernels_apply(device)
+    if arguments.layers == "fused" and not able:
+        raise InputError(f"--layers fused needs Triton and a GPU since Ampere, which {device} is not; give plain")
+    if arguments.together == "stacked":
+        if arguments.layers == "fused":
+            raise InputError("--layers fused is for models side by side; stacked weights take plain or compiled")
+        return arguments.layers or "plain"
+    return arguments.layers or ("fused" if able else "plain")
 
 
 # ------------------------------------------------------------------ the terminal

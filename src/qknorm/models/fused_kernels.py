@@ -1,5 +1,5 @@
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
-"""Triton kernels of the layers: residual, dropout and norm in one pass; bias, ReLU and dropout; word vectors; sums.
+"""Triton kernels of the layers: residual, dropout and norm in one pass; bias, activation, dropout; word vectors; sums.
 
 Every kernel computes in float32. Dropout draws 16 bits for each entry by Philox from (seed, place in the model, place
 in the tensor), so that a backward draws what its forward drew and nothing is stored. Letters: n rows, d columns.
@@ -54,6 +54,19 @@ def _unit(w):
     length = tl.sqrt(tl.sum(w * w, axis=1))
     length = tl.where(length < 1.0, 1.0, length)
     return w / length[:, None], 1.0 / (largest * length)
+
+
+@triton.jit
+def _normal(z):
+    """The share of a standard normal distribution below z, which is GELU's weight, and its density there.
+
+    By formula 7.1.26 of Abramowitz & Stegun (1964), right to 1e-7; the library's own is so exact that it, and not
+    memory, would bound the kernels.
+    """
+    bell = tl.exp(-0.5 * z * z)
+    t = 1.0 / (1.0 + 0.2316418882 * tl.abs(z))  # 0.3275911 / √2
+    beyond = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))) * bell
+    return tl.where(z < 0, beyond, 1.0 - beyond), bell * 0.3989422804014327
 
 
 @triton.jit
@@ -200,6 +213,57 @@ def relu_backward(
         tl.atomic_add(to_bias_ptr + columns, tl.sum(to_bias, axis=0), mask=inside, sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["site", "count"])
+def gelu_forward(
+    z_ptr, bias_ptr, out_ptr, seed_ptr, site, dropped, scale_up, count, d, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows, columns = first + tl.arange(0, ROWS), tl.program_id(1) * BLOCK + _columns(BLOCK)
+    inside = columns < d
+    real = (rows < count)[:, None] & inside[None, :]
+    at = (rows * d)[:, None] + columns[None, :]
+    z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        z += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+    below, _ = _normal(z)
+    out = z * below * scale_up
+    if DROPS:
+        first_group, groups = tl.program_id(1) * (BLOCK // 4), (d + 3) // 4
+        kept = _kept(tl.load(seed_ptr), site, first, groups, first_group, dropped, ROWS, BLOCK)
+        out = tl.where(kept, out, 0.0)
+    tl.store(out_ptr + at, out, mask=real)
+
+
+@triton.jit(do_not_specialize=["site", "count"])
+def gelu_backward(
+    z_ptr, bias_ptr, to_out_ptr, to_z_ptr, to_bias_ptr, seed_ptr, site, dropped, scale_up, count, d,
+    HAS_BIAS: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(1) * BLOCK + _columns(BLOCK)
+    inside = columns < d
+    to_bias = tl.zeros([APART, BLOCK], dtype=tl.float32)
+    for start in tl.range(tl.program_id(0) * ROWS, count, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        rows = start + tl.arange(0, ROWS).to(tl.int64)
+        real = (rows < count)[:, None] & inside[None, :]
+        at = (rows * d)[:, None] + columns[None, :]
+        z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
+        to_out = tl.load(to_out_ptr + at, mask=real, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            z += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
+        below, density = _normal(z)
+        to_z = to_out * (below + z * density) * scale_up
+        if DROPS:
+            first_group, groups = tl.program_id(1) * (BLOCK // 4), (d + 3) // 4
+            kept = _kept(tl.load(seed_ptr), site, start, groups, first_group, dropped, ROWS, BLOCK)
+            to_z = tl.where(kept, to_z, 0.0)
+        tl.store(to_z_ptr + at, to_z, mask=real)
+        to_bias += _of_thread(tl.where(real, to_z, 0.0), ROWS, BLOCK, APART)
+    if HAS_BIAS:
+        tl.atomic_add(to_bias_ptr + columns, tl.sum(to_bias, axis=0), mask=inside, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["count"])
 def column_sum(
     x_ptr, sum_ptr, count, d, readable, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr,
@@ -241,11 +305,11 @@ def embed_forward(
     tl.store(out_ptr + (rows * d)[:, None] + columns[None, :], x, mask=real)
 
 
-@triton.jit(do_not_specialize=["site", "count"])
+@triton.jit(do_not_specialize=["site", "count", "length"])
 def embed_backward(
-    ids_ptr, table_ptr, to_out_ptr, to_table_ptr, to_language_ptr, seed_ptr, site, dropped, scale_up, factor, count,
-    d: tl.constexpr, FIXNORM: tl.constexpr, HAS_LANGUAGE: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, APART: tl.constexpr,
+    ids_ptr, table_ptr, to_out_ptr, to_table_ptr, to_language_ptr, to_positions_ptr, seed_ptr, site, dropped, scale_up,
+    factor, count, length, d: tl.constexpr, FIXNORM: tl.constexpr, HAS_LANGUAGE: tl.constexpr,
+    LEARNS_POSITIONS: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     columns = _columns(BLOCK)
     inside = columns < d
@@ -259,6 +323,9 @@ def embed_backward(
             kept = _kept(tl.load(seed_ptr), site, start, BLOCK // 4, 0, dropped, ROWS, BLOCK)
             to_out = tl.where(kept, to_out * scale_up, 0.0)
         to_language += _of_thread(to_out, ROWS, BLOCK, APART)
+        if LEARNS_POSITIONS:
+            place = (rows % length * d)[:, None] + columns[None, :]
+            tl.atomic_add(to_positions_ptr + place, to_out, mask=real, sem="relaxed")
         to_row = to_out * factor
         at = (ids * d)[:, None] + columns[None, :]
         if FIXNORM:

@@ -1,4 +1,4 @@
-"""Layers in few passes over memory: residual, dropout and norm as one, bias, ReLU and dropout as one, word vectors.
+"""Layers in few passes over memory: residual, dropout and norm as one; bias, activation and dropout; word vectors.
 
 `layers.py` is the plain reference. Gradients of parameters are added straight to where a `FlatParameters` keeps them.
 """
@@ -145,6 +145,42 @@ class _BiasReluDropout(torch.autograd.Function):
         return to_z, None if room is None else hand_back(bias, room), None, None
 
 
+class _BiasGeluDropout(torch.autograd.Function):
+    """z ↦ dropout(gelu(z + bias)); what was dropped is drawn again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor | None, drop: Drop, flat: FlatParameters | None) -> Tensor:
+        from qknorm.models.fused_kernels import gelu_forward
+
+        z = z.contiguous()
+        count, d = z.numel() // z.shape[-1], z.shape[-1]
+        out = torch.empty_like(z)
+        grid, tile = LAUNCHES["gelu_forward"].over_columns(count, d)
+        gelu_forward[grid](
+            z, z if bias is None else bias, out, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d,
+            HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(z, bias)
+        ctx.drop, ctx.flat = drop, flat
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_out: Tensor) -> tuple[Tensor | None, ...]:
+        from qknorm.models.fused_kernels import gelu_backward
+
+        (z, bias), drop = ctx.saved_tensors, ctx.drop
+        room = None if bias is None else gradient_room(bias, ctx.flat)
+        to_z, to_out = torch.empty_like(z), to_out.contiguous()
+        count, d = z.numel() // z.shape[-1], z.shape[-1]
+        grid, tile = LAUNCHES["gelu_backward"].over_columns(count, d)
+        gelu_backward[grid](
+            z, z if bias is None else bias, to_out, to_z, to_z if room is None else room[0], drop.seed, drop.site,
+            drop.dropped, drop.scale_up, count, d, HAS_BIAS=room is not None, DROPS=drop.dropped > 0, **tile,
+        )  # fmt: skip
+        return to_z, None if room is None else hand_back(bias, room), None, None
+
+
 class _Embed(torch.autograd.Function):
     """ids ↦ dropout(factor · their rows, of unit length with FixNorm, + the language's vector + positions)."""
 
@@ -171,7 +207,8 @@ class _Embed(torch.autograd.Function):
             out, drop.seed, drop.site, drop.dropped, drop.scale_up, factor, count, ids.shape[-1], FIXNORM=fixnorm,
             HAS_LANGUAGE=language is not None, HAS_POSITIONS=positions is not None, DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(ids, table, language)
+        learned = positions if ctx.needs_input_grad[3] else None
+        ctx.save_for_backward(ids, table, language, learned)
         ctx.factor, ctx.fixnorm, ctx.drop, ctx.flat = factor, fixnorm, drop, flat
         return out
 
@@ -180,18 +217,21 @@ class _Embed(torch.autograd.Function):
     def backward(ctx: Any, to_out: Tensor) -> tuple[Tensor | None, ...]:
         from qknorm.models.fused_kernels import embed_backward
 
-        ids, table, language = ctx.saved_tensors
+        ids, table, language, positions = ctx.saved_tensors
         drop = ctx.drop
         room = gradient_room(table, ctx.flat)
         language_room = None if language is None else gradient_room(language, ctx.flat)
+        positions_room = None if positions is None else gradient_room(positions, ctx.flat)
         grid, tile = LAUNCHES["embed_backward"].over_rows(ids.numel(), table.shape[1])
         embed_backward[grid](
-            ids, table, to_out.contiguous(), room[0], (language_room or room)[0], drop.seed, drop.site, drop.dropped,
-            drop.scale_up, ctx.factor, ids.numel(), FIXNORM=ctx.fixnorm,
-            HAS_LANGUAGE=language is not None, DROPS=drop.dropped > 0, **tile,
+            ids, table, to_out.contiguous(), room[0], (language_room or room)[0], (positions_room or room)[0],
+            drop.seed, drop.site, drop.dropped, drop.scale_up, ctx.factor, ids.numel(), ids.shape[-1],
+            FIXNORM=ctx.fixnorm, HAS_LANGUAGE=language is not None, LEARNS_POSITIONS=positions is not None,
+            DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
         to_language = None if language_room is None else hand_back(language, language_room)
-        return None, hand_back(table, room), to_language, None, None, None, None, None
+        to_positions = None if positions_room is None else hand_back(positions, positions_room)
+        return None, hand_back(table, room), to_language, to_positions, None, None, None, None
 
 
 class _UnitRows(torch.autograd.Function):
@@ -261,9 +301,12 @@ def run_pre_norm(run: FusedRun, x: Tensor, parts: Sequence[Part], final: nn.Modu
     return normed
 
 
-def bias_relu_dropout(run: FusedRun, z: Tensor, bias: Tensor | None, share: float) -> Tensor:
-    """dropout(relu(z + bias))."""
-    out: Tensor = _BiasReluDropout.apply(z, bias, Drop.of(run, share), run.flat)  # type: ignore[no-untyped-call]
+ACTIVATIONS = {"relu": _BiasReluDropout, "gelu": _BiasGeluDropout}
+
+
+def bias_activation_dropout(run: FusedRun, activation: str, z: Tensor, bias: Tensor | None, share: float) -> Tensor:
+    """dropout(activation(z + bias)) for one of ACTIVATIONS."""
+    out: Tensor = ACTIVATIONS[activation].apply(z, bias, Drop.of(run, share), run.flat)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -10,7 +10,7 @@ A parameter's gradient comes to its place in `FlatParameters.gradients` in one o
 import functools
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,6 +52,7 @@ class FlatParameters:
             if parameter.grad is not None:
                 gradient.copy_(parameter.grad)
             parameter.data, parameter.grad = value, gradient
+        self._numbers = {parameter: number for number, parameter in enumerate(self.parameters)}
         self._seen = -1
         self.refresh()
 
@@ -68,6 +69,13 @@ class FlatParameters:
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A tensor of this layout, cut into the parameters' shapes."""
         return [flat[part].view(p.shape) for part, p in zip(self._slices, self.parameters, strict=True)]
+
+    def span_of(self, parameters: Sequence[nn.Parameter]) -> slice:
+        """From the first of these, which lie next to each other, to the end of the last."""
+        numbers = [self._numbers[each] for each in parameters]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        last = self._slices[numbers[-1]].stop
+        return slice(self._slices[numbers[0]].start, -(-last // ALIGNED) * ALIGNED)
 
     def gradient_of(self, weight: Tensor) -> Tensor | None:
         """Where gradients of a parameter, or of a view of one, add up; None for any other tensor."""

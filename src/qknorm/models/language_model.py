@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from qknorm.attention import KeyValueCache, MultiheadAttention
 from qknorm.attention.dropout import Dropout
 from qknorm.config import LanguageModel as Settings
+from qknorm.models import fused_language_model
 from qknorm.models.layers import FeedForward, Residual, look_up, make_attention, make_norm
 from qknorm.models.translator import start_of_scale
 
@@ -87,18 +88,32 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids_bt: Tensor, cache: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Logits (b, t, vocabulary) of the token after each id; with a cache the ids follow on what it has seen."""
+        return F.linear(self._states(ids_bt, cache), self._output_table)
+
+    def states_and_table(self, ids_bt: Tensor) -> tuple[Tensor, Tensor]:
+        """The states that the logits come from, and the vectors that they are multiplied by."""
+        return self._states(ids_bt, None), self._output_table
+
+    @property
+    def _output_table(self) -> Tensor:
+        return self.words if self.output_words is None else self.output_words
+
+    def _states(self, ids_bt: Tensor, cache: Sequence[KeyValueCache] | None) -> Tensor:
         past = 0 if cache is None else cache[0].length
         reach = past + ids_bt.shape[1]
         if reach > self.settings.context:
             raise ValueError(f"{reach} tokens are more than the model's context of {self.settings.context}")
+        run = fused_language_model.run_for(self) if cache is None else None
+        if run is not None:
+            return fused_language_model.states(self, run, ids_bt)
         x = look_up(self.words, ids_bt)
         if self.positions is not None:
             x = x + self.positions[past:reach]
         x = self.dropout(x)
         for number, layer in enumerate(self.decoder):
             x = self._run(layer, x) if cache is None else layer(x, cache[number])
-        table = self.words if self.output_words is None else self.output_words
-        return F.linear(self.norm(x), table)
+        states: Tensor = self.norm(x)
+        return states
 
     def new_cache(self) -> list[KeyValueCache]:
         """An empty cache for `forward`, one part for every layer."""

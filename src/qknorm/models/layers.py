@@ -111,11 +111,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         run = current_run()
-        if run is not None and run.layers and self.training and self.activation == "relu":
-            from qknorm.models.fused_layers import bias_relu_dropout
+        if run is not None and run.layers and self.training and self.activation in ("relu", "gelu"):
+            from qknorm.models.fused_layers import bias_activation_dropout
 
-            widened = F.linear(x, self.widen.weight)
-            fused: Tensor = self.narrow(bias_relu_dropout(run, widened, self.widen.bias, self.dropout.p))
+            z, share = F.linear(x, self.widen.weight), self.dropout.p
+            fused: Tensor = self.narrow(bias_activation_dropout(run, self.activation, z, self.widen.bias, share))
             return fused
         hidden = self.widen(x)
         if self.activation == "swiglu":

@@ -11,14 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.config import Optimisation
+from qknorm.models import fused_language_model, fused_translator
 from qknorm.models.beside import Beside, CudaSideStream, SideStream
 from qknorm.models.fused_run import FlatParameters, kernels_apply, use_fused
-from qknorm.models.fused_translator import takes_part
+from qknorm.models.language_model import LanguageModel
 from qknorm.models.translator import Translator
-from qknorm.training.objective import Losses, label_smoothed_loss
+from qknorm.training.objective import Losses, label_smoothed_loss, next_token_loss
 
 if TYPE_CHECKING:
     from qknorm.training.flat_update import FlatUpdate
+
+
+FUSED_LOSSES = (label_smoothed_loss, next_token_loss)
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,11 @@ class FastStep:
         self.one = torch.ones((), device=sums.device)
         if fast.linear or fast.update:
             keeps_half = fast.linear and half != torch.float32
-            self.flat = FlatParameters(model.parameters(), half if keeps_half else None)
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            self.flat = FlatParameters(parameters, half if keeps_half else None)
         if fast.linear and fast.overlap and self.flat is not None and (stream := side_stream(self.flat)) is not None:
             self.flat.add_beside(Beside(stream))
-        if fast.update and self.flat is not None and len(optimizer.param_groups) == 1:
+        if fast.update and self.flat is not None:
             from qknorm.training import flat_update
 
             self.update = flat_update.FlatUpdate(self.flat, optimizer, clip, sums)
@@ -101,12 +106,18 @@ class FastStep:
         with use_fused(targets.device, linear=fast.linear, layers=fast.layers, flat=self.flat) as run:
             if run is not None:
                 run.one = self.one
-            if fast.loss and run is not None and loss is label_smoothed_loss and hasattr(model, "states_and_table"):
+            if (
+                fast.loss
+                and run is not None
+                and isinstance(model, (Translator, LanguageModel))
+                and loss in FUSED_LOSSES
+            ):
                 from qknorm.training.fused_loss import projected_loss
 
-                states, table = model.states_and_table(*inputs)  # type: ignore[operator]
-                allowed, smoothing = arguments
-                return projected_loss(run, states, table, model.output_bias, targets, allowed, smoothing, weight)  # type: ignore[arg-type]
+                states, table = model.states_and_table(*inputs)
+                bias = model.output_bias if isinstance(model, Translator) else None
+                allowed, smoothing = arguments or (None, 0.0)
+                return projected_loss(run, states, table, bias, targets, allowed, smoothing, weight)
             losses: Losses = loss(model(*inputs), targets, *arguments)
             return losses.smoothed * weight, losses
 
@@ -119,5 +130,7 @@ def side_stream(flat: FlatParameters) -> SideStream | None:
 
 def choose_fast(model: nn.Module, settings: Optimisation) -> Fast:
     """The parts of a step that run by our own kernels: all, for the models they are made for, where nobody chose."""
-    made_for = isinstance(model, Translator) and takes_part(model.settings)
+    made_for = (isinstance(model, Translator) and fused_translator.takes_part(model.settings)) or (
+        isinstance(model, LanguageModel) and fused_language_model.takes_part(model.settings)
+    )
     return Fast.everything() if made_for and settings.compile is None else Fast()

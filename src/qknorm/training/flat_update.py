@@ -96,8 +96,8 @@ class FlatUpdate:
     """Clips, steps, clears the gradients and renews the half-precision copy, without waiting for the device.
 
     A step whose gradients are not finite clears them and changes nothing but a count, as `sums` has it: its entry 3
-    counts steps, its entry 4 bad ones. The optimiser has its moments already, and must have one group; the learning
-    rate is read from `rate`.
+    counts steps, its entry 4 bad ones. The optimiser has its moments already; its groups lie side by side in `flat` and
+    differ in weight decay alone. The learning rate is read from `rate`.
     """
 
     def __init__(self, flat: FlatParameters, optimizer: torch.optim.Optimizer, clip: float, sums: Tensor) -> None:
@@ -112,8 +112,8 @@ class FlatUpdate:
         self._compile()
 
     def __call__(self) -> None:
-        flat, group, count = self._flat, self._optimizer.param_groups[0], self._flat.values.numel()
-        beta1, beta2 = group["betas"]
+        flat, count = self._flat, self._flat.values.numel()
+        beta1, beta2 = self._optimizer.param_groups[0]["betas"]
         launch = LAUNCHES["squares"]
         _squares_kernel[(min(PARTS, launch.share(-(-count // launch.entries))),)](
             flat.gradients, self._parts, count, BLOCK=launch.entries, EVICT=launch.evict, STAGES=launch.stages,
@@ -123,11 +123,23 @@ class FlatUpdate:
             self._parts, self._decision, self._step, self._sums, self._clip, LOG_BETA1=_log(beta1),
             LOG_BETA2=_log(beta2), PARTS=PARTS, num_warps=4,
         )  # fmt: skip
-        launch = LAUNCHES["adam"]
+        for group in self._optimizer.param_groups:
+            if group["params"]:
+                self._adam(group, flat.span_of(group["params"]))
+
+    def _adam(self, group: dict[str, Any], span: slice) -> None:
+        """AdamW for the parameters of one group."""
+        flat, (beta1, beta2), launch = self._flat, group["betas"], LAUNCHES["adam"]
+        tensors = (
+            flat.values,
+            flat.gradients,
+            *self._moments.values(),
+            flat.values if flat.halves is None else flat.halves,
+        )
+        count = span.stop - span.start
         _adam_kernel[(launch.share(-(-count // launch.entries)),)](
-            flat.values, flat.gradients, self._moments["exp_avg"], self._moments["exp_avg_sq"],
-            flat.values if flat.halves is None else flat.halves, self._decision, self.rate, count, BETA1=beta1,
-            REST1=1 - beta1, BETA2=beta2, REST2=1 - beta2, DECAY=group["weight_decay"], EPS=group["eps"],
+            *(each[span] for each in tensors), self._decision, self.rate, count, BETA1=beta1, REST1=1 - beta1,
+            BETA2=beta2, REST2=1 - beta2, DECAY=group["weight_decay"], EPS=group["eps"],
             HAS_HALF=flat.halves is not None, BLOCK=launch.entries, EVICT=launch.evict, STAGES=launch.stages,
             num_warps=launch.warps,
         )  # fmt: skip

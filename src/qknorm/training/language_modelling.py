@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from qknorm.config import TrainLanguageModel
 from qknorm.errors import InputError
@@ -15,7 +13,7 @@ from qknorm.models.language_model import LanguageModel
 from qknorm.text.characters import CharacterText
 from qknorm.training.language_run import LanguageModelAbout, build_language_model
 from qknorm.training.metrics import NATS
-from qknorm.training.objective import Losses
+from qknorm.training.objective import next_token_loss
 from qknorm.training.step import BatchTensors, Objective
 from qknorm.training.task import Measured, Progress
 
@@ -58,12 +56,6 @@ class Windows:
         starts = random.integers(0, len(self._ids) - self._context, size=(self._batch, 1))
         places = torch.from_numpy(starts).to(self._ids.device) + self._steps
         return self._ids[places].long(), self._ids[places + 1].long()
-
-
-def next_token_loss(logits: Tensor, targets: Tensor) -> Losses:
-    """Cross-entropy in nats, summed over all tokens."""
-    plain = F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
-    return Losses(plain, plain, torch.full((), targets.numel(), device=targets.device))
 
 
 @torch.no_grad()

@@ -35,7 +35,8 @@ def study(
 
 
 def answers(results: Results) -> list[str]:
-    return [verdict.answer for verdict in judge(results)]
+    """By the final loss."""
+    return [verdict.answer for verdict in judge(results)][:4]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,22 @@ def test_verdicts(
 
 def test_two_folds_decide_nothing() -> None:
     assert answers(study({3.0: 0.5, 4.0: 0.5}, {3.0: 0.5, 4.0: 0.5}, 0.5, folds=2)) == ["open"] * 4
+
+
+def test_who_ends_lower_need_not_have_been_lower_on_the_way() -> None:
+    """p = 2 comes down first and overfits; p = 3 comes later and ends lower."""
+    records = [made_up("same-scale", 2.0, fold, 2.0, best=1.5 + NOISE[fold] / 100) for fold in range(5)]
+    records += [made_up("same-scale", 3.0, fold, 1.8 + NOISE[fold] / 100, best=1.7) for fold in range(5)]
+    final, *_, best, speed = judge(Results(records))
+    assert (final.answer, best.answer, speed.answer) == ("yes", "no", "no")
+    assert "worse at p = 3 (+0.2" in best.because
+    assert "p = 2 is best at iteration 80 on average and ends, after 100, 0.5" in best.because
+    assert speed.because.endswith("80 at p = 2, 80 at p = 3.")
+    sooner = [made_up("same-scale", 3.0, fold, 1.0) for fold in range(5)]
+    assert [verdict.answer for verdict in judge(Results([*records, *sooner]))][4:] == ["yes", "yes"]
+    never = [made_up("same-scale", 4.0, fold, 2.5) for fold in range(5)]
+    assert judge(Results([*records, *sooner, *never]))[-1].answer == "in part"
+    assert "never at p = 4" in judge(Results([*records, *never]))[-1].because
 
 
 def test_p_below_2_has_no_say_about_p_above_2_but_in_the_correction() -> None:
@@ -88,7 +105,7 @@ def test_a_p_that_diverged_is_not_passed_over() -> None:
     assert answers(Results(records))[3] == "p"
     records.append(made_up("matched", 4.0, 2, math.nan))
     verdicts = judge(Results(records))
-    assert [verdict.answer for verdict in verdicts] == ["yes", "mixed", "open", "not the start alone"]
+    assert [verdict.answer for verdict in verdicts[:4]] == ["yes", "mixed", "open", "not the start alone"]
     assert "since a run diverged, at p = 4." in verdicts[1].because and "nan" not in verdicts[1].because
     records += [made_up("same-scale", 2.0, 1, math.nan), *made_up_arm("dot-product", (None,), 3, lambda *_: 1.0)]
     assert answers(Results(records)) == ["not shown", "not shown", "open", "open"]
@@ -111,7 +128,7 @@ def test_a_gain_that_one_arm_shows_and_the_other_does_not_is_no_difference_betwe
     records += made_up_arm("same-scale", (3.0,), 5, lambda _, fold: 2.0 + fold / 10 + same[fold])
     records += made_up_arm("matched", (3.0,), 5, lambda _, fold: 2.0 + fold / 10 + matched[fold])
     verdicts = judge(Results(records))
-    assert [verdict.answer for verdict in verdicts] == ["yes", "not shown", "open", "not shown"]
+    assert [verdict.answer for verdict in verdicts[:4]] == ["yes", "not shown", "open", "not shown"]
     assert "more folds are needed" in verdicts[3].because
 
 

@@ -1,20 +1,19 @@
 """Training together is training alone: side by side, stacked, and beside a loop written down plainly."""
 
-import functools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from lp_cases import tiny_study, tiny_text
 from torch import Tensor
-from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from qknorm.attention import MultiheadAttention, attend_with_weights
+from interpreted import run_in_interpreter
+from qknorm.attention import attend_with_weights
 from qknorm.errors import InputError
-from qknorm.models.language_model import LanguageModel, Layer
-from qknorm.studies.lp.around_attention import compile_around_attention
+from qknorm.models.language_model import LanguageModel
 from qknorm.studies.lp.design import LpStudy, Run, run_seed
 from qknorm.studies.lp.evaluation import Evaluator, entropy_and_saturation
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
@@ -103,10 +102,11 @@ def check_against_plain(runs: list[Run], study: LpStudy, execution: Execution) -
     [
         (Execution("cuda", streams=1), 12),
         (Execution("cuda", streams=2), 12),
-        (Execution("cuda", compiled="layers"), 12),
-        (Execution("cuda", compiled="whole"), 12),
+        (Execution("cuda", layers="fused"), 12),
+        (Execution("cuda", layers="fused", streams=3), 12),
+        (Execution("cuda", layers="compiled"), 12),
         *((Execution("cuda", "stacked"), context) for context in (12, 13, 32, 33)),
-        (Execution("cuda", "stacked", "whole"), 13),
+        (Execution("cuda", "stacked", "compiled"), 13),
     ],
     ids=str,
 )
@@ -124,8 +124,7 @@ def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution, context: i
         *((Execution("cuda", "stacked"), run, 13) for run in (THREE[0], DOT_PRODUCT, LEARNED)),
         (Execution("cuda", "stacked"), THREE[0], 32),
         (Execution("cuda"), THREE[0], 13),
-        (Execution("cuda", compiled="layers"), THREE[0], 32),
-        (Execution("cuda", compiled="layers"), LEARNED, 32),
+        *((Execution("cuda", layers="fused"), run, 32) for run in (THREE[0], DOT_PRODUCT, LEARNED)),
     ],
     ids=str,
 )
@@ -155,43 +154,9 @@ def test_a_gpus_stack_attends_by_kernels_that_know_stacks(context: int, monkeypa
     assert by_backend[1][1] == pytest.approx(by_backend[0][1], rel=1e-5)
 
 
-def test_compiled_layers_are_two_programs_for_every_p(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They give what plain layers give, in values and in what is learned, and nothing is compiled for another p."""
-    torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    counters["stats"].clear()
-    for runs in (THREE, [DOT_PRODUCT], [Run("same-scale", 1.0, 0)], [LEARNED]):
-        check_against_plain(runs, tiny_study(learning_rate=1e-2, clip=0.5), Execution(compiled="layers"))
-        assert counters["stats"]["unique_graphs"] == 2
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize(
-    ("changes", "raw"),
-    [
-        ({"kv_heads": 1, "biases": True}, False),
-        ({"kv_heads": 1, "biases": True}, True),
-        ({"positions": "rotary"}, False),
-        ({"positions": "rotary", "rotary_order": "before_norm"}, True),
-    ],
-    ids=str,
-)
-def test_a_layer_compiled_around_its_attention_is_the_layer(
-    changes: dict[str, object], raw: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where, as on a GPU, normalising is left to `attend` (raw)."""
-    monkeypatch.setattr(MultiheadAttention, "_leaves_norm_to_attend", lambda *_: raw)
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    torch.manual_seed(0)
-    layer = LanguageModel(9, tiny_study().model.model_copy(update=changes), scale_init=3.0).decoder[0]
-    assert isinstance(layer, Layer)
-    x = torch.randn(2, 7, 16)
-    outputs, gradients = [], []
-    for forward in (Layer.forward, compile_around_attention()):
-        outputs.append(forward(layer, x))
-        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), list(layer.parameters())))
-    torch.testing.assert_close(outputs[1], outputs[0])
-    torch.testing.assert_close(gradients[1], gradients[0])
+@pytest.mark.slow
+def test_steps_by_our_own_kernels_in_tritons_interpreter() -> None:
+    run_in_interpreter(Path(__file__).parent / "fused_lp_cases.py")
 
 
 def test_with_dropout_each_model_drops_what_it_drops_alone() -> None:

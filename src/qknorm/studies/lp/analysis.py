@@ -159,25 +159,30 @@ class Verdict:
 
 
 def judge(results: Results) -> list[Verdict]:
-    """The questions of the study, answered by sign and significance of the paired differences in final loss."""
+    """The questions of the study, answered by sign and significance of the paired differences in loss.
+
+    The first four go by the final loss, as the paper does; then come the best one on the way, and how fast it falls.
+    """
     return [
         _judge_above_two(
-            "Does p > 2 beat p = 2 from the same start of the scale, as the paper says?", results, LP_ARMS[0]
+            "Does p > 2 end lower than p = 2 from the same start of the scale, as the paper says?", results, LP_ARMS[0]
         ),
-        _judge_above_two("Does p > 2 still beat p = 2 when the temperature starts matched?", results, LP_ARMS[1]),
+        _judge_above_two("Does p > 2 still end lower when the temperature starts matched?", results, LP_ARMS[1]),
         _judge_control(results),
         _judge_confound(results),
+        _judge_best(results),
+        _judge_speed(results),
     ]
 
 
-def _above_two(results: Results, arm: Arm) -> list[Compared]:
+def _above_two(results: Results, arm: Arm, measure: Measure = "final") -> list[Compared]:
     """Every p > 2 of an arm that has folds enough against p = 2."""
-    compared = compare_with_baseline(results, arm)
+    compared = compare_with_baseline(results, arm, measure)
     return [each for each in compared if each.p is not None and each.p > 2 and each.outcome != "untested"]
 
 
-def _judge_above_two(question: str, results: Results, arm: Arm) -> Verdict:
-    decided = _above_two(results, arm)
+def _judge_above_two(question: str, results: Results, arm: Arm, measure: Measure = "final") -> Verdict:
+    decided = _above_two(results, arm, measure)
     if not decided:
         return Verdict(question, "open", f"there are not yet {FEWEST_FOLDS} folds of p > 2 and of p = 2 in this arm.")
     groups = {
@@ -199,7 +204,44 @@ def _judge_above_two(question: str, results: Results, arm: Arm) -> Verdict:
     parts = ", ".join(f"{said} at p = {_list(group)}" for said, group in groups.items() if group)
     counts = sorted({each.tested.pairs for each in decided})
     folds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-    return Verdict(question, answer, f"over {folds} folds the final validation loss is {parts}.")
+    return Verdict(question, answer, f"over {folds} folds the {measure} validation loss is {parts}.")
+
+
+def _judge_best(results: Results) -> Verdict:
+    """The same by the best loss, which nobody who keeps the best checkpoint sees spoilt by overfitting."""
+    found = _judge_above_two(
+        "And by the best loss on the way, from the same start: does p > 2 beat p = 2?", results, LP_ARMS[0], "best"
+    )
+    baseline = [each for each in results.by_fold("same-scale", 2.0).values() if math.isfinite(each.final)]
+    if found.answer == "open" or not baseline:
+        return found
+    above = mean_and_deviation([each.final - each.best for each in baseline])[0]
+    at = mean_and_deviation([each.best_iteration for each in baseline])[0]
+    end = baseline[0].curve[-1].iteration
+    course = f" p = 2 is best at iteration {at:,.0f} on average and ends, after {end:,}, {above:.4f} above that."
+    return Verdict(found.question, found.answer, found.because + course)
+
+
+def _judge_speed(results: Results) -> Verdict:
+    """By the iterations to p = 2's final loss, means over folds."""
+    question = "Does p > 2 come down faster from the same start, as the paper says?"
+    lines = {each.p: each for each in summarise(results) if each.arm == "same-scale"}
+    base, above = lines.get(2.0), [each for p, each in lines.items() if p is not None and p > 2]
+    if base is None or not above or min(len(each.folds) for each in (base, *above)) < FEWEST_FOLDS:
+        return Verdict(question, "open", f"there are not yet {FEWEST_FOLDS} folds of p > 2 and of p = 2.")
+    slower = [each for each in above if each.reached_baseline < each.with_baseline]
+    slower += [
+        each for each in above if each not in slower and each.iterations_to_baseline > base.iterations_to_baseline
+    ]
+    faster = [
+        each for each in above if each not in slower and each.iterations_to_baseline < base.iterations_to_baseline
+    ]
+    answer = "yes" if len(faster) == len(above) else "in part" if faster else "no"
+    told = ", ".join(
+        f"{each.iterations_to_baseline:,.0f} at p = {each.p:g}" if each.reached_baseline else f"never at p = {each.p:g}"
+        for each in (base, *above)
+    )
+    return Verdict(question, answer, f"iterations to p = 2's final loss, means over the folds that reach it: {told}.")
 
 
 def _judge_control(results: Results) -> Verdict:

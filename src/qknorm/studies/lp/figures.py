@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from qknorm.errors import InputError
 from qknorm.files import atomic_path
-from qknorm.studies.lp.analysis import LP_ARMS, Results
+from qknorm.studies.lp.analysis import LP_ARMS, Measure, Results
 from qknorm.studies.lp.design import Arm
 from qknorm.studies.lp.records import Point, Record
 from qknorm.studies.statistics import mean_and_deviation
@@ -99,6 +99,7 @@ def draw_times(results: Results, arm: Arm, iterations: int) -> Figure:
     )
     axes.set_xticks(range(1, len(exponents) + 1), labels=[f"{p:g}" for p in exponents])
     axes.set_xlabel("p")
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("training time of a run (s)")
     axes.set_title(f"{arm}: training time by p", fontsize="medium")
     return figure
@@ -135,33 +136,27 @@ def draw_folds(results: Results, arm: Arm, iterations: int) -> Figure:
 
 
 def draw_arms(results: Results) -> Figure:
-    """Final loss against p, and its difference from p = 2 on the same folds; arms without p as lines."""
-    figure, panels = _new_figure(1, 2, 5.2, 3.8)
-    whole, paired = panels[0]
-    for arm in LP_ARMS:
-        if results.exponents(arm):
-            _draw_against_p(whole, arm, {p: _final_losses(results, arm, p) for p in results.exponents(arm)})
-            _draw_against_p(paired, arm, {p: _differences(results, arm, p) for p in results.exponents(arm)})
-    for arm, p in results.variants():
-        if arm in LINE_LOOKS:
-            _draw_level(whole, arm, _final_losses(results, arm, p), band=False)
-            _draw_level(paired, arm, _differences(results, arm, p), band=True)
-    for axes in (whole, paired):
+    """Final and best loss against p, as differences from p = 2 on the same folds; arms without p as lines."""
+    figure, panels = _new_figure(1, 2, 5.2, 3.8, share="rows")
+    measures: tuple[Measure, Measure] = ("final", "best")
+    for axes, measure in zip(panels[0], measures, strict=True):
+        for arm in LP_ARMS:
+            if results.exponents(arm):
+                values = {p: _differences(results, arm, p, measure) for p in results.exponents(arm)}
+                _draw_against_p(axes, arm, values)
+        for arm, p in results.variants():
+            if arm in LINE_LOOKS:
+                _draw_level(axes, arm, _differences(results, arm, p, measure))
         axes.set_xlabel("p")
-    whole.set_ylabel("final validation loss (nats)")
-    whole.set_title("mean ± sd over folds", fontsize="medium")
-    paired.set_title("difference from p = 2 on the same fold, mean ± sd", fontsize="medium")
-    whole.legend(fontsize="small", frameon=False)
+        axes.set_title(f"{measure} validation loss", fontsize="medium")
+    panels[0][0].set_ylabel("difference from p = 2 on the same fold (nats), mean ± sd")
+    panels[0][0].legend(fontsize="small", frameon=False)
     return figure
 
 
-def _final_losses(results: Results, arm: Arm, p: float | None) -> list[float]:
-    return [record.final for record in results.by_fold(arm, p).values()]
-
-
-def _differences(results: Results, arm: Arm, p: float | None) -> list[float]:
-    baseline = results.by_fold("same-scale", 2.0)
-    return [record.final - baseline[fold].final for fold, record in results.by_fold(arm, p).items() if fold in baseline]
+def _differences(results: Results, arm: Arm, p: float | None, measure: Measure) -> list[float]:
+    baseline, records = results.by_fold("same-scale", 2.0), results.by_fold(arm, p)
+    return [getattr(records[fold], measure) - getattr(baseline[fold], measure) for fold in records if fold in baseline]
 
 
 def _draw_against_p(axes: Axes, arm: Arm, values: Mapping[float, Sequence[float]]) -> None:
@@ -172,13 +167,13 @@ def _draw_against_p(axes: Axes, arm: Arm, values: Mapping[float, Sequence[float]
     axes.errorbar([p + nudge for p in values], means, bars, label=arm, **look)
 
 
-def _draw_level(axes: Axes, arm: Arm, values: Sequence[float], *, band: bool) -> None:
+def _draw_level(axes: Axes, arm: Arm, values: Sequence[float]) -> None:
     """A line at the mean; a band over its standard deviation."""
     mean, deviation = mean_and_deviation(values)
     if not math.isfinite(mean):
         return
     axes.axhline(mean, label=arm, linewidth=1.4, **LINE_LOOKS[arm])
-    if band and math.isfinite(deviation):
+    if math.isfinite(deviation):
         axes.axhspan(mean - deviation, mean + deviation, color=LINE_LOOKS[arm]["color"], alpha=0.12, linewidth=0)
 
 

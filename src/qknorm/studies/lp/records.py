@@ -58,6 +58,11 @@ class Record:
         """The lowest validation loss."""
         return min(_or_infinity(point.validation) for point in self.curve)
 
+    @property
+    def best_iteration(self) -> int:
+        """The first evaluated iteration with that loss."""
+        return min(self.curve, key=lambda point: _or_infinity(point.validation)).iteration
+
     def first_at_or_below(self, loss: float) -> int | None:
         """The first evaluated iteration with a validation loss of at most `loss`."""
         return next((point.iteration for point in self.curve if point.validation <= loss), None)

@@ -214,7 +214,7 @@ def _how_to_read() -> str:
             f"- Runs on one fold share their start, data order and held-out windows; they differ in arm and "
             f"p alone, so that differences are paired. `better` and `worse` need an adjusted p below {SIGNIFICANT} of "
             f"the paired t-test (Holm's correction within each table) over at least {FEWEST_FOLDS} folds; the exact "
-            f"Wilcoxon test stands beside it and cannot fall below 2/2ⁿ for n folds. The answers above go by the "
+            f"Wilcoxon test stands beside it and cannot fall below 2/2ⁿ for n folds. The first four answers go by the "
             f"final loss.",
             "- Folds share most of their training text, so that their losses are not independent and tests over folds "
             "are somewhat too sure of themselves.",

@@ -17,8 +17,8 @@ from qknorm.config import Schedule
 from qknorm.studies.lp.design import LpStudy
 from qknorm.training.schedule import LearningRate
 
-Compiled = Literal["no", "layers", "whole"]
-"""What torch.compile is used on: nothing, layers around their attention, or a model and its loss as one program."""
+Layers = Literal["plain", "fused", "compiled"]
+"""How layers run: by PyTorch's kernels, by our own, or a model and its loss as one program of torch.compile."""
 
 
 class Stack(ABC):
@@ -37,16 +37,24 @@ class Stack(ABC):
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @abstractmethod
-    def parameters_to_learn(self) -> list[tuple[nn.Parameter | Tensor, bool]]:
-        """Every tensor that learns, and whether weight decay is for it."""
-
-    @abstractmethod
     def state(self, number: int) -> dict[str, Tensor]:
         """The parameters and buffers of one model, by name."""
 
     @abstractmethod
     def _make_gradients(self) -> None:
-        """The gradients of one step of all models, clipped by model; adds the losses to `loss_sums`."""
+        """The gradients of one step of all models; adds the losses to `loss_sums`."""
+
+    @abstractmethod
+    def _make_optimizer(self) -> None:
+        """All that `_update` needs, moments included: nothing may be made while a step is recorded."""
+
+    @abstractmethod
+    def _update(self, rate: float | None) -> None:
+        """Clips by model, steps and clears the gradients; without a rate, by the one on the device."""
+
+    @abstractmethod
+    def _clear_gradients(self) -> None:
+        """After a rehearsal."""
 
     def run(self, steps: int) -> None:
         """Takes so many steps, without waiting for the device to end them."""
@@ -54,33 +62,19 @@ class Stack(ABC):
             if self._graph is not None:
                 self._graph.replay()
             else:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self._rates[self._done]
-                self._whole_step()
+                self._whole_step(self._rates[self._done])
             self._done += 1
 
     def prepare(self) -> None:
         """Makes the optimiser; on a GPU, records the step. To be called once, before `run`."""
-        cuda = self.device.type == "cuda"
         self._rate = torch.zeros((), device=self.device)
-        learning = self.parameters_to_learn()
-        rate = self._rate if cuda else 1.0
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [each for each, decay in learning if decay],
-                "lr": rate,
-                "weight_decay": self.study.weight_decay,
-            },
-            {"params": [each for each, decay in learning if not decay], "lr": rate, "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, betas=self.study.betas, fused=True, capturable=cuda)
-        if cuda:
+        self._make_optimizer()
+        if self.device.type == "cuda":
             self._record()
 
-    def _whole_step(self) -> None:
+    def _whole_step(self, rate: float | None) -> None:
         self._make_gradients()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._update(rate)
         self._step += 1
 
     def _record(self) -> None:
@@ -90,23 +84,36 @@ class Stack(ABC):
         with torch.cuda.stream(beside):
             for _ in range(3):
                 self._make_gradients()
-            # a fused optimiser makes its moments in its first step, but leaves everything as it is where this is 1
-            self.optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-            self.optimizer._warned_capturable_if_run_uncaptured = True
-            self.optimizer.step()
-            del self.optimizer.found_inf, self.optimizer.grad_scale  # type: ignore[attr-defined]
-            self.optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
         torch.cuda.current_stream().wait_stream(beside)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._rate.copy_(self._rates_there.index_select(0, self._step).squeeze(0))
-            self._make_gradients()
-            self.optimizer.step()
-            self._step += 1
+            self._whole_step(None)
         self._graph = graph
         self.loss_sums.zero_()
+
+    def _new_optimizer(self, learning: Sequence[tuple[nn.Parameter | Tensor, bool]]) -> torch.optim.AdamW:
+        """For these tensors, with weight decay for those marked; with its moments, yet without a step taken."""
+        cuda = self.device.type == "cuda"
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each, decays in learning if decays], "weight_decay": self.study.weight_decay},
+            {"params": [each for each, decays in learning if not decays], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            groups, lr=self._rate if cuda else 1.0, betas=self.study.betas, fused=True, capturable=cuda
+        )
+        for each, _ in learning:
+            each.grad = torch.zeros_like(each)
+        # a fused optimiser makes its moments in its first step, but leaves everything as it is where this is 1
+        optimizer.found_inf = torch.ones((), device=self.device)  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer._warned_capturable_if_run_uncaptured = True
+        optimizer.step()
+        del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
+        optimizer.zero_grad(set_to_none=True)
+        return optimizer
 
     def windows(self) -> Tensor:
         """This step's windows (models, batch, context + 1), gathered where the text lies."""
@@ -141,6 +148,13 @@ def autocast(study: LpStudy, device: torch.device, *, cache: bool = True) -> Abs
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in nats, in float32."""
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float | None) -> None:
+    """The rate of the next step; None leaves the one on the device."""
+    if rate is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
 
 
 def decays(parameter: Tensor) -> bool:

@@ -7,14 +7,14 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qknorm.errors import InputError
 from qknorm.models.language_model import LanguageModel
 from qknorm.studies.lp.design import LpStudy
-from qknorm.studies.lp.stack import Compiled, Stack, decays, mean_loss
+from qknorm.studies.lp.stack import Stack, decays, mean_loss, set_rate
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """PyTorch's attention that can be stacked.
@@ -36,7 +36,7 @@ class Stacked(Stack):
         starts: Sequence[Tensor],
         device: torch.device,
         *,
-        compiled: Compiled = "no",
+        compiled: bool = False,
     ) -> None:
         super().__init__(study, ids, starts, device)
         if len({model.settings.attention for model in models}) > 1:
@@ -50,13 +50,9 @@ class Stacked(Stack):
             # neither the kernels that normalise nor the CPU's for attention know stacks
             attention.backend = "sdpa" if device.type == "cuda" else "reference"
         self._losses = vmap(self._loss, randomness="different")
-        if compiled != "no":
+        if compiled:
             self._losses = torch.compile(self._losses, dynamic=False)
         self.prepare()
-
-    def parameters_to_learn(self) -> list[tuple[nn.Parameter | Tensor, bool]]:
-        """Every stacked parameter; what is a matrix in a model decays."""
-        return [(each, decays(each[0])) for each in self._parameters.values()]
 
     def state(self, number: int) -> dict[str, Tensor]:
         """The parameters and buffers of one model, by name."""
@@ -71,8 +67,20 @@ class Stacked(Stack):
         with self.autocast(), sdpa_kernel(KERNELS):
             losses = self._losses(self._parameters, self._buffers, self.windows())
         torch.autograd.backward(losses.sum())
-        self._clip()
         self.loss_sums += losses.detach()
+
+    def _make_optimizer(self) -> None:
+        # what is a matrix in a model decays
+        self._optimizer = self._new_optimizer([(each, decays(each[0])) for each in self._parameters.values()])
+
+    def _update(self, rate: float | None) -> None:
+        set_rate(self._optimizer, rate)
+        self._clip()
+        self._optimizer.step()
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
 
     def _clip(self) -> None:
         """Every model's gradients by its own norm, as `clip_grad_norm_` does for one."""

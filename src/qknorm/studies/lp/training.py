@@ -15,8 +15,8 @@ from qknorm.studies.lp.design import LpStudy, Run, fingerprint, run_seed
 from qknorm.studies.lp.evaluation import Evaluator
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
 from qknorm.studies.lp.records import Point, Record, made_by
-from qknorm.studies.lp.side_by_side import STREAMS, SideBySide
-from qknorm.studies.lp.stack import Compiled, Stack
+from qknorm.studies.lp.side_by_side import STREAMS, FusedSideBySide, SideBySide
+from qknorm.studies.lp.stack import Layers, Stack
 from qknorm.studies.lp.stacked import Stacked
 
 Together = Literal["side-by-side", "stacked"]
@@ -31,14 +31,14 @@ class Execution:
     device: str = "cpu"
     together: Together = "side-by-side"
     """side-by-side: models in one recorded step; stacked: their weights in common tensors."""
-    compiled: Compiled = "no"
-    """stacked: all at once, whichever part is named."""
+    layers: Layers = "plain"
+    """stacked: plain or compiled."""
     streams: int = STREAMS
 
     @property
     def compiles_for_each_p(self) -> bool:
         """Whether another p needs another program."""
-        return self.compiled == "whole" or (self.compiled == "layers" and self.together == "stacked")
+        return self.layers == "compiled"
 
 
 def train_stack(
@@ -61,7 +61,7 @@ def train_stack(
             if on_progress is not None:
                 on_progress(done, study.iterations, math.fsum(curve[-1].validation for curve in curves) / len(curves))
     milliseconds = 1_000 * seconds / study.iterations / len(runs)
-    maker = made_by(device, together=execution.together, models_in_stack=len(runs), compiled=execution.compiled)
+    maker = made_by(device, together=execution.together, models_in_stack=len(runs), layers=execution.layers)
     mark = fingerprint(study, text.digest)
     return [Record(run, mark, tuple(curve), milliseconds, maker) for run, curve in zip(runs, curves, strict=True)]
 
@@ -86,15 +86,16 @@ def make_stack(runs: Sequence[Run], study: LpStudy, text: Text, execution: Execu
     if device.type == "cuda":
         torch.cuda.manual_seed(run_seed(study, runs[0].fold))
     if execution.together == "stacked":
-        return Stacked(study, models, text.ids, starts, device, compiled=execution.compiled)
-    return SideBySide(
+        return Stacked(study, models, text.ids, starts, device, compiled=execution.layers == "compiled")
+    kind = FusedSideBySide if execution.layers == "fused" else SideBySide
+    return kind(
         study,
         models,
         text.ids,
         starts,
         device,
         random_states=random_states,
-        compiled=execution.compiled,
+        compiled=execution.layers == "compiled",
         streams=execution.streams,
     )
 
