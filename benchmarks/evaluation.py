@@ -6,12 +6,14 @@
     python benchmarks/evaluation.py --smoke                              # tiny, to see that everything still runs
 
 The first evaluation records its steps (on a GPU), the others replay them. Between two of them all weights change a
-little, as they do in training. `--plain` measures the search without recordings beside it.
+little, as they do in training. `--plain` measures the search without recordings beside it, `--sdpa` the recorded one
+with PyTorch's attention in its steps.
 """
 
 import argparse
 import copy
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -155,6 +157,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, help="source tokens times beam at a time")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--plain", action="store_true", help="measure the plain search too")
+    parser.add_argument("--sdpa", action="store_true", help="measure it with PyTorch's attention in its steps too")
     parser.add_argument("--no-kernel", action="store_true", help="make the search's part of a step by plain operations")
     parser.add_argument("--profile", action="store_true", help="show where the time of a warm search goes")
     parser.add_argument("--smoke", action="store_true")
@@ -198,12 +201,30 @@ def main() -> None:
         if args.plain:
             model.load_state_dict(initial)
             lines.append(plain_row(args, data, model, decoding))
+        if args.sdpa:
+            lines.append(sdpa_row(evaluator, model, precision))
         if args.profile:
             profile(lambda: evaluator.search(model))
     print("\n".join(lines), flush=True)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("\n".join(lines) + "\n")
+
+
+def sdpa_row(evaluator: Evaluator, model: Translator, precision: torch.dtype) -> str:
+    """The search in recordings of its own, in which `auto` leaves the kernel of decoding steps alone."""
+    module = sys.modules["qknorm.attention.attend"]  # the name `attend` in the package is the function
+    chooses, before, seconds = module._takes_few, evaluator.recorded, []
+    module._takes_few = lambda *_: False
+    evaluator.recorded = None if before is None else RecordedSearch(model, precision)
+    for _ in range(4):
+        wait()
+        began = time.perf_counter()
+        evaluator.search(model)
+        wait()
+        seconds.append(1000 * (time.perf_counter() - began))
+    module._takes_few, evaluator.recorded = chooses, before
+    return f"| search, SDPA in its steps | {seconds[0]:.1f} | {statistics.median(seconds[1:]):.1f} |"
 
 
 def plain_row(args: argparse.Namespace, data: PreparedData, model: Translator, decoding: Decoding) -> str:

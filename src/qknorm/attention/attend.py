@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from qknorm.attention.dropout import dropout as drop_out
@@ -96,6 +97,8 @@ def attend_valid(
     if p is None:
         if backend == "fused":
             raise ValueError("backend='fused' cannot be used here: no p is given, so there is nothing to fuse")
+        if backend == "auto" and _takes_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, is_causal, dropout):
+            return _attend_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, normalise=False)
         return _attend_sdpa(scale_by(q_bhtd, scale), k_bhsd, v_bhsd, mask, is_causal, dropout)
     if backend == "fused" or (backend == "auto" and _worth_it(q_bhtd, k_bhsd)):
         refusal = fused_attention_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, dropout=dropout)
@@ -106,6 +109,30 @@ def attend_valid(
     q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
     k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, backend)
     return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
+
+
+def attend_normalised_keys(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    p: float | Tensor,
+    mask: Tensor | Visibility | None,
+    is_causal: bool,
+    dropout: float,
+    backend: Backend,
+) -> Tensor:
+    """`attend_valid` where the keys, from a cache, have unit Lp length already and the queries not yet."""
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    inside = backend == "auto" and not isinstance(p, Tensor) and p == 2
+    if inside and _takes_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, is_causal, dropout):
+        return _attend_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, normalise=True)
+    q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
+    return attend_valid(
+        q_bhtd, k_bhsd, v_bhsd, scale=1.0, p=None, mask=mask, is_causal=is_causal, dropout=dropout,
+        backend="sdpa" if backend == "fused" else backend,
+    )  # fmt: skip
 
 
 def _worth_it(q_bhtd: Tensor, k_bhsd: Tensor) -> bool:
@@ -195,6 +222,67 @@ def _attend_fused(
         is_causal=is_causal,
         dropout=dropout,
     )
+
+
+def _takes_few(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    scale: float | Tensor,
+    mask: Tensor | Visibility | None,
+    is_causal: bool,
+    dropout: float,
+) -> bool:
+    """Whether `auto` takes the kernel of `fused_decode` for this input."""
+    if not _HAS_TRITON or not may_fuse("auto", q_bhtd):
+        return False
+    return few_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, is_causal=is_causal, dropout=dropout) is None
+
+
+def few_refusal(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    *,
+    scale: float | Tensor,
+    mask: Tensor | Visibility | None = None,
+    is_causal: bool = False,
+    dropout: float = 0.0,
+) -> str | None:
+    """Why the kernel of `fused_decode`, for few queries and no gradient, is not for this input; None if it is."""
+    from qknorm.attention.fused_decode import MOST_QUERIES, why_not
+
+    t = q_bhtd.shape[2]
+    if t > MOST_QUERIES or (is_causal and t > 1):
+        return f"{t} queries are over {MOST_QUERIES}, or later ones see more keys"
+    if dropout > 0:
+        return "it drops no weights"
+    mask, nothing = mask if isinstance(mask, Visibility) else (mask, None)
+    tensors = [x for x in (q_bhtd, k_bhsd, v_bhsd, scale, mask, nothing) if isinstance(x, Tensor)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "a gradient is wanted"
+    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
+        return "the tensors stand for others"
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
+        return "a tangent is wanted"
+    q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
+    return why_not(q_bhtd, k_bhsd, v_bhsd, scale, mask, nothing)
+
+
+def _attend_few(
+    q_bhtd: Tensor,
+    k_bhsd: Tensor,
+    v_bhsd: Tensor,
+    scale: float | Tensor,
+    mask: Tensor | Visibility | None,
+    *,
+    normalise: bool,
+) -> Tensor:
+    from qknorm.attention.fused_decode import attend_few
+
+    mask, nothing = mask if isinstance(mask, Visibility) else (mask, None)
+    q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
+    return attend_few(q_bhtd, k_bhsd, v_bhsd, scale, normalise=normalise, mask=mask, nothing=nothing)
 
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import Visibility, attend, attend_valid, attend_with_weights, causal_mask, may_fuse
+from qknorm.attention.attend import (
+    Visibility,
+    attend,
+    attend_normalised_keys,
+    attend_valid,
+    attend_with_weights,
+    causal_mask,
+    may_fuse,
+)
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.cut import cut_heads, cut_heads_with_room
 from qknorm.attention.norm import Backend, Kind, QKNorm, Span
@@ -136,7 +144,9 @@ class MultiheadAttention(nn.Module):
         if raw:
             q, k, v = self._project_raw(query, key, value, cut_heads_with_room)
         else:
-            q, k, v = self._project(query, key, value, cache)
+            raw_query = cache is not None and not need_weights and self._leaves_query_to_attend()
+            project = functools.partial(self._project_by, self._place_raw) if raw_query else self._project
+            q, k, v = project(query, key, value, cache)
         if cache is not None and cache.visibility is not None:
             visibility, is_causal = cache.visibility, False
         if is_causal:
@@ -147,7 +157,7 @@ class MultiheadAttention(nn.Module):
         if raw:
             output, weights = self._attend_raw(q, k, v, mask, is_causal), None
         else:
-            output, weights = self._attend(q, k, v, mask, is_causal, need_weights)
+            output, weights = self._attend(q, k, v, mask, is_causal, need_weights, raw_query)
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         output = self.out_proj(output.transpose(1, 2).flatten(2))
@@ -174,6 +184,14 @@ class MultiheadAttention(nn.Module):
         per_head = self.norm.kind == "lp" and self.norm.query_over == "head"
         return asked and own_weights and per_head and self.rotary != "after_norm"
 
+    def _leaves_query_to_attend(self) -> bool:
+        """The same of queries alone, over keys of a cache; who watches, by another `_place`, sees them normalised."""
+        if torch.compiler.is_compiling() or "_place" in vars(self):
+            return False
+        own_weights = self.in_proj_weight is not None or self.q_proj_weight is not None
+        per_head = self.norm.kind == "lp" and self.norm.query_over == "head"
+        return own_weights and per_head and self.rotary != "after_norm"
+
     def _attend_raw(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool) -> Tensor:
         """Attention on queries and keys that are not normalised yet."""
         if self.rotary == "before_norm":
@@ -184,12 +202,28 @@ class MultiheadAttention(nn.Module):
         )  # fmt: skip
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool, need_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | Visibility | None,
+        is_causal: bool,
+        need_weights: bool,
+        raw_query: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output by head on queries and keys that carry norm and scale, and the weights where needed."""
+        """The output by head on queries and keys that carry norm and scale, and the weights where needed.
+
+        With `raw_query` the queries carry neither yet, and no weights are needed.
+        """
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             return attend_with_weights(q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout)[:2]
+        if raw_query:
+            output = attend_normalised_keys(
+                q, k, v, scale=self.norm.scale, p=self.norm.p_for(self.num_heads), mask=mask, is_causal=is_causal,
+                dropout=dropout, backend=self.backend,
+            )  # fmt: skip
+            return output, None
         backend: Backend = "sdpa" if self.backend == "fused" else self.backend
         return attend(q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout, backend=backend), None
 
@@ -197,13 +231,23 @@ class MultiheadAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by head, normalised and rotated, those of the cache included."""
+        return self._project_by(functools.partial(self._place, keys=False), query, key, value, cache)
+
+    def _project_by(
+        self,
+        place: Callable[[Tensor, int | Tensor], Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cache: KeyValueCache | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, with queries as `place` makes them."""
         past = 0 if cache is None or cache.fixed else cache.length
         if cache is not None and cache.filled:
             weight, bias = self._projection(0)
-            q = self._heads(F.linear(query, weight, bias), self.num_heads)
-            return self._place(q, past, keys=False), *cache.read()
+            return place(self._heads(F.linear(query, weight, bias), self.num_heads), past), *cache.read()
         q, k, v = self._project_raw(query, key, value)
-        q, k, v = self._place(q, past, keys=False), self._place(k, past, keys=True), self.norm.value(v)
+        q, k, v = place(q, past), self._place(k, past, keys=True), self.norm.value(v)
         if cache is not None:
             k, v = cache.append(k, v)
         return q, k, v
@@ -247,6 +291,10 @@ class MultiheadAttention(nn.Module):
         if self.rotary == "before_norm":
             return norm(self._rotate(x_bhtd, past))
         return self._rotate(norm(x_bhtd), past)
+
+    def _place_raw(self, q_bhtd: Tensor, past: int | Tensor) -> Tensor:
+        """Queries whose norm, which then comes last, is left to `attend`."""
+        return q_bhtd if self.rotary == "none" else self._rotate(q_bhtd, past)
 
     def _rotate(self, x_bhtd: Tensor, past: int | Tensor) -> Tensor:
         positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)
