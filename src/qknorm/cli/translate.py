@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import tyro
 
 from qknorm.cli.display import console, parse, progress_bar, warn
+from qknorm.decoding.results import Translation
+from qknorm.decoding.texts import AnyTranslator
 from qknorm.errors import InputError
 from qknorm.export import ENGINES, load_engine
 from qknorm.export.card import engine_of
@@ -19,7 +21,7 @@ from qknorm.files import atomic_path
 from qknorm.text.readers import decode_lines, read_lines
 
 if TYPE_CHECKING:  # these import PyTorch, which other engines do without
-    from qknorm.decoding.translate import TextTranslator, Translation
+    from qknorm.decoding.translate import TextTranslator
     from qknorm.training.checkpoint import Which
 
 AT_ONCE = 2_000
@@ -98,10 +100,10 @@ def load(run: Path, **options: Any) -> "TextTranslator":
     return load_run(run, **options)
 
 
-def _open(arguments: Arguments) -> "TextTranslator":
-    """The translator of the engine asked for; those without PyTorch answer like it."""
+def _open(arguments: Arguments) -> AnyTranslator[Any]:
+    """The translator of the engine asked for."""
     if arguments.engine != "torch":
-        return cast("TextTranslator", load_engine(arguments.engine, arguments.run))
+        return load_engine(arguments.engine, arguments.run)
     exported = engine_of(arguments.run)
     if exported in ENGINES:
         raise InputError(f"{arguments.run} is a translator exported for {exported}; add --engine {exported}")
@@ -143,7 +145,7 @@ def which_checkpoint(name: str) -> "Which | Path":
     return named.get(name) or (int(name) if name.isdigit() else Path(name))
 
 
-def _explain(translator: "TextTranslator", chunk: list[str], arguments: Arguments) -> "list[Translation]":
+def _explain(translator: AnyTranslator[Any], chunk: list[str], arguments: Arguments) -> list[Translation]:
     with progress_bar() as progress:
         return translator.explain(
             chunk,
@@ -156,12 +158,12 @@ def _explain(translator: "TextTranslator", chunk: list[str], arguments: Argument
         )
 
 
-def _note_parts(what: str, translation: "Translation") -> None:
+def _note_parts(what: str, translation: Translation) -> None:
     if translation.parts > 1:
         warn(f"{what} is longer than any in training; translated in {translation.parts} parts")
 
 
-def _lines_of(number: int, translation: "Translation", arguments: Arguments) -> Iterable[str]:
+def _lines_of(number: int, translation: Translation, arguments: Arguments) -> Iterable[str]:
     if arguments.json:
         return [json.dumps(asdict(translation), ensure_ascii=False)]
     if arguments.nbest > 1:
@@ -170,7 +172,7 @@ def _lines_of(number: int, translation: "Translation", arguments: Arguments) -> 
     return [f"{translation.text}\t{links}" if arguments.align else translation.text]
 
 
-def _converse(translator: "TextTranslator", arguments: Arguments) -> None:
+def _converse(translator: AnyTranslator[Any], arguments: Arguments) -> None:
     console.print(f"Type {translator.source}, read {translator.target}; an empty line or Ctrl-D ends.", markup=False)
     while True:
         try:

@@ -171,6 +171,8 @@ class RecordedSearch:
     whether a kernel makes the search's part of a step, by the device if not given.
     """
 
+    source_step = SOURCE_STEP
+
     def __init__(
         self,
         model: Translator,

@@ -1,8 +1,8 @@
-"""Text in, text out: cuts and batches sentences, searches, and puts translations back in order."""
+"""Text in, text out by PyTorch: batches of token ids through a search, plain or recorded."""
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,9 +14,9 @@ from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
 from qknorm.decoding.results import Alternative, Hypothesis, Progress, Translation, split_long
 from qknorm.decoding.search import Stepper, beam_search
+from qknorm.decoding.texts import BATCH_TOKENS, AnyTranslator, search_by_length
 from qknorm.models.translator import DecoderCache, Memory, Translator
-from qknorm.text.batching import batches_by_length, collate
-from qknorm.text.cleaning import clean_line
+from qknorm.text.batching import collate
 from qknorm.text.subwords import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class Search(Protocol):
     """What finds hypotheses for source ids (b, s), as `beam_search` does; `RecordedSearch` is one."""
 
+    source_step: int
+    """What s is to be a multiple of."""
+
     def __call__(
         self, source: Tensor, max_lengths: Tensor, *, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
     ) -> list[list[Hypothesis]]: ...
@@ -33,8 +36,8 @@ class Search(Protocol):
 
 MANY = 64
 """Sentences from which on a GPU records its steps: for fewer that would take longer than it saves."""
-BATCH_TOKENS = {False: 16_384, True: 131_072}
-"""Source tokens times beam at a time, on the CPU and on a GPU, where the settings leave it open."""
+GPU_BATCH_TOKENS = 131_072
+"""Source tokens times beam at a time on a GPU, where the settings leave it open."""
 
 __all__ = ["Alternative", "ModelStepper", "Progress", "TextTranslator", "Translation", "split_long", "translate_ids"]
 
@@ -74,6 +77,8 @@ class ModelStepper:
 class PlainSearch:
     """`beam_search` with steppers of a model, plain ones if no others are given."""
 
+    source_step = 1
+
     def __init__(self, model: Translator, make_stepper: Callable[[Tensor, int], Stepper] | None = None) -> None:
         self._model = model
         self._make_stepper = make_stepper or functools.partial(ModelStepper, model)
@@ -109,34 +114,27 @@ def translate_ids(
 
     A `search` is made for this model and takes the place of the plain one over steppers.
     """
-    search = search or PlainSearch(model, make_stepper)
+    find = search or PlainSearch(model, make_stepper)
     device = next(model.parameters()).device
-    found: list[list[Hypothesis]] = [[Hypothesis([], 0.0, 0.0)] for _ in sources]
-    waiting = [i for i, ids in enumerate(sources) if len(ids)]
-    done = 0
-    budget = settings.batch_tokens or BATCH_TOKENS[device.type == "cuda"]
-    # a search that records has few shapes to record where batches are cut as if lengths came in steps
-    lengths = [len(sources[i]) if isinstance(search, PlainSearch) else -(-len(sources[i]) // 16) * 16 for i in waiting]
+
+    def search_batch(chosen: list[Sequence[int]], length: int) -> list[list[Hypothesis]]:
+        source = torch.from_numpy(collate(chosen, [], (len(chosen), length)).source)
+        limits = torch.tensor([len(ids) + settings.extra_length for ids in chosen])
+        with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
+            return find(
+                source,
+                limits,
+                beam=settings.beam,
+                alpha=settings.length_penalty,
+                nbest=nbest,
+                no_repeat_ngram=settings.no_repeat_ngram,
+            )
+
+    budget = settings.batch_tokens or (GPU_BATCH_TOKENS if device.type == "cuda" else BATCH_TOKENS)
     with evaluating(model):
-        for group in batches_by_length([length * settings.beam for length in lengths], budget):
-            chosen = [waiting[i] for i in group]
-            source = torch.from_numpy(collate([sources[i] for i in chosen], []).source)
-            limits = torch.tensor([len(sources[i]) + settings.extra_length for i in chosen])
-            with torch.autocast(device.type, dtype=precision, enabled=precision != torch.float32):
-                results = search(
-                    source,
-                    limits,
-                    beam=settings.beam,
-                    alpha=settings.length_penalty,
-                    nbest=nbest,
-                    no_repeat_ngram=settings.no_repeat_ngram,
-                )
-            for i, hypotheses in zip(chosen, results, strict=True):
-                found[i] = hypotheses
-            done += len(chosen)
-            if progress is not None:
-                progress("translate", done, len(waiting))
-    return found
+        return search_by_length(
+            sources, search_batch, budget=budget, beam=settings.beam, step=find.source_step, progress=progress
+        )
 
 
 @contextmanager
@@ -150,7 +148,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-class TextTranslator:
+class TextTranslator(AnyTranslator[Decoding]):
     """A trained model with its tokenizer: `translate` is all most people need."""
 
     def __init__(
@@ -177,50 +175,37 @@ class TextTranslator:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _recorded=None, _one_at_a_time=threading.RLock())
 
-    def translate(self, texts: Sequence[str], **options: object) -> list[str]:
-        """The best translation of every text; options are those of `explain`."""
-        return [translation.text for translation in self.explain(texts, **options)]  # type: ignore[arg-type]
+    def settings_for(self, asked: Mapping[str, float], nbest: int, *, align: bool) -> Decoding:
+        settings = self.settings.model_copy(update=dict(asked))
+        return settings.model_copy(update={"beam": max(settings.beam, nbest)})
 
-    def explain(
-        self,
-        texts: Sequence[str],
-        *,
-        nbest: int = 1,
-        align: bool = False,
-        beam: int | None = None,
-        length_penalty: float | None = None,
-        no_repeat_ngram: int | None = None,
-        progress: Progress | None = None,
-    ) -> list[Translation]:
-        """Translations with scores, alternatives and, where asked for, word alignments.
-
-        A sentence longer than any in training is cut at spaces, translated in parts and put together again.
-        """
-        if isinstance(texts, str):
-            raise TypeError("give a list of sentences, not one string")
-        asked = {"beam": beam, "length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
-        settings = self.settings.model_copy(update={k: v for k, v in asked.items() if v is not None})
-        settings = settings.model_copy(update={"beam": max(settings.beam, nbest)})
-        cleaned = [clean_line(text) for text in texts]
-        parts_of = [split_long(self.tokenizer, text, self.longest) for text in cleaned]
-        sources = [self.tokenizer.encode(part) for parts in parts_of for part in parts]
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: Decoding, *, nbest: int, progress: Progress | None
+    ) -> list[list[Hypothesis]]:
         many = len(sources) >= MANY and _may_record(self.model)
         with self._one_at_a_time if many else nullcontext():
-            found = iter(
-                translate_ids(
-                    self.model,
-                    sources,
-                    settings,
-                    nbest=nbest,
-                    precision=self.precision,
-                    search=self._recorded_search() if many else None,
-                    progress=progress,
-                )
+            return translate_ids(
+                self.model,
+                sources,
+                settings,
+                nbest=nbest,
+                precision=self.precision,
+                search=self._recorded_search() if many else None,
+                progress=progress,
             )
-        return [
-            self._join(text, parts, [next(found) for _ in parts], align)
-            for text, parts in zip(cleaned, parts_of, strict=True)
-        ]
+
+    def align(self, text: str, parts: list[str], best: list[list[int]]) -> list[tuple[int, int]]:
+        """By the attention of the model itself."""
+        alignment: list[tuple[int, int]] = []
+        place = targets = 0
+        for part, tokens in zip(parts, best, strict=True):
+            links = align_words(self.model, self.tokenizer, part, tokens)
+            sources = text.count(" ", 0, place)  # a part may begin in the middle of a word
+            alignment += [(sources + s, targets + t) for s, t in links]
+            place += len(part)
+            place += text.startswith(" ", place)
+            targets += len(self.tokenizer.decode(tokens).split())
+        return alignment
 
     def _recorded_search(self) -> "RecordedSearch":
         """The one of the model and the precision in force, made now if there is none."""
@@ -231,27 +216,6 @@ class TextTranslator:
             self._recorded = RecordedSearch(self.model, self.precision)
         assert self._recorded is not None
         return self._recorded
-
-    def _join(self, text: str, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
-        ranks = min(len(hypotheses) for hypotheses in found)
-        alternatives = [
-            Alternative(
-                " ".join(filter(None, (self.tokenizer.decode(hypotheses[rank].tokens) for hypotheses in found))),
-                sum(hypotheses[rank].score for hypotheses in found) / len(found),
-            )
-            for rank in range(ranks)
-        ]
-        alignment: list[tuple[int, int]] | None = None
-        if align:
-            alignment, place, targets = [], 0, 0
-            for part, hypotheses in zip(parts, found, strict=True):
-                links = align_words(self.model, self.tokenizer, part, hypotheses[0].tokens)
-                sources = text.count(" ", 0, place)  # a part may begin in the middle of a word
-                alignment += [(sources + s, targets + t) for s, t in links]
-                place += len(part)
-                place += text.startswith(" ", place)
-                targets += len(self.tokenizer.decode(hypotheses[0].tokens).split())
-        return Translation(alternatives[0].text, alternatives[0].score, alternatives, alignment, len(parts))
 
 
 def _may_record(model: Translator) -> bool:
