@@ -37,6 +37,19 @@ def test_a_job_is_known_by_settings_data_and_code(data, tmp_path, monkeypatch):
     assert Job.plan("", data, tiny(), tmp_path).folder not in (first.folder, newer.folder)
 
 
+def test_a_job_that_ends_otherwise_is_another_and_is_read_back(data, tmp_path):
+    usual = Job.plan("job", data, tiny(), tmp_path)
+    other = Job.plan("job", data, tiny(), tmp_path, split="dev", averages=(2, 4))
+    assert len({usual.folder, other.folder, Job.plan("job", data, tiny(), tmp_path, split="dev").folder}) == 3
+    for job in (usual, other):
+        job.write()
+        assert Job.read(job.folder) == job
+    assert "split" not in json.loads((usual.folder / "job.json").read_text(encoding="utf-8"))
+    Result("finished", "", 1.0, 8, 4, 30.0, 9, {"bleu": {"value": 31.0}}, averaged={"2": 32.0}).write(other.folder)
+    assert (look(other).dev_bleu, look(other).test_bleu) == (30.0, None)
+    assert read_result(other.folder).averaged == {"2": 32.0}
+
+
 def test_what_other_code_finished_counts_where_it_may(data, tmp_path, monkeypatch):
     old = Job.plan("job", data, tiny(), tmp_path)
     finish(old, data, wrong=1)

@@ -3,7 +3,7 @@
 import pytest
 from paper_cases import prepare_copy, tiny
 
-from qknorm.cli import study_paper
+from qknorm.cli import grid_display, study_paper
 from qknorm.cli.main import main
 from qknorm.cli.study import run
 from qknorm.errors import InputError
@@ -113,7 +113,7 @@ def test_when_time_is_up_it_ends_well_and_tells_how_to_go_on(here, tmp_path, mon
 def test_the_live_table_shows_who_is_at_what(data, tmp_path):
     plan = planning.make_plan([study_paper.find_experiment("2")], tmp_path, data.folder, quick=True)
     with take(plan.jobs[0].folder):
-        drawn = study_paper._state_table([look(job) for job in plan.jobs])
+        drawn = grid_display.state_table([look(job) for job in plan.jobs])
     assert drawn.row_count == 2 and drawn.title.startswith("1 running, 0 failed")
 
 

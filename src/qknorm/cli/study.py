@@ -1,4 +1,4 @@
-"""`qknorm study`: the papers' experiments, one word each."""
+"""`qknorm study`: the papers' experiments and the search for settings, one word each."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,6 +10,10 @@ from qknorm.text.catalogue import suggestion
 STUDIES = {
     "lp": ("qknorm.cli.study_lp", "the second paper's: p of the Lp norm, over folds of a text, with two controls"),
     "paper": ("qknorm.cli.study_paper", "the first paper's: tables, figures and what it left open, ours beside theirs"),
+    "tune": (
+        "qknorm.cli.study_tune",
+        "which settings are best for your corpus: single changes, the best of them joined",
+    ),
 }
 
 

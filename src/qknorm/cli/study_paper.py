@@ -1,25 +1,21 @@
 """`qknorm study paper`."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich import box
-from rich.live import Live
 from rich.markup import escape
-from rich.table import Table as Drawn
 from rich.text import Text
 
-from qknorm import files
-from qknorm.cli.display import console, errors, parse, progress_bar, suggest, warn
+from qknorm.cli.display import console, parse, progress_bar, suggest, warn
+from qknorm.cli.grid_display import draw_table, follow
 from qknorm.cli.study_paper_figures import look_inside
-from qknorm.config import Prepare, Subwords
 from qknorm.errors import InputError
-from qknorm.studies.grid.jobs import Job, View, look, unfinished
-from qknorm.studies.grid.local import LocalGrid, OnChange, make_slots
+from qknorm.studies.demo_data import prepare_demo
+from qknorm.studies.grid.jobs import look, unfinished
+from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.paper.experiments import (
     BEYOND,
     EXPERIMENTS,
@@ -30,17 +26,10 @@ from qknorm.studies.paper.experiments import (
 )
 from qknorm.studies.paper.plan import RUNS, Plan, make_plan
 from qknorm.studies.paper.report import Extras, Written, write_report
-from qknorm.studies.tables import Table
-from qknorm.text.demo_corpus import demo_splits
-from qknorm.text.prepare import prepare
-from qknorm.text.prepared import MANIFEST
 
 QUICK_PAIR, QUICK_MERGES, QUICK_SEEDS = "gl-en", 1_000, 2
 QUICK_TEST = 150
-NARROW = 150
 LEFT_TO_THE_PAGE = frozenset({"settings", "paper's difference", "dev BLEU", "minutes a run", "effective keys"})
-MOST_SHOWN = 30
-"""Lines of the live table; the newest matter, and a terminal is not long."""
 
 End = Literal["done", "interrupted", "time is up"]
 
@@ -162,19 +151,8 @@ def _experiments(arguments: Arguments) -> list[Experiment]:
 
 
 def _prepare_demo(folder: Path) -> None:
-    """The embedded corpus, less of its test set: two cores translate it for every run."""
-    if (folder / MANIFEST).is_file():
-        return
-    text = folder.parent / "corpus"
-    paths: dict[str, tuple[Path, ...]] = {}
-    for split, pairs in demo_splits().items():
-        kept = pairs if split == "train" else pairs[:QUICK_TEST]
-        paths[split] = (text / f"{split}.gl", text / f"{split}.en")
-        for path, lines in zip(paths[split], zip(*kept, strict=True), strict=True):
-            files.write_text(path, "".join(f"{line}\n" for line in lines))
-    settings = Prepare(source="gl", target="en", **paths, subwords=Subwords(merges=QUICK_MERGES))  # type: ignore[arg-type]
     with progress_bar() as progress:
-        prepare(settings, folder, progress=progress)
+        prepare_demo(folder, QUICK_MERGES, QUICK_TEST, progress)
 
 
 # ------------------------------------------------------------------ the work
@@ -193,12 +171,12 @@ def _work(arguments: Arguments, plan: Plan) -> End:
 
             console.print(f"{told}; the others on Ray, {escape(arguments.ray)}", soft_wrap=True)
             root, parallel = arguments.out / RUNS, arguments.parallel or 1
-            with _live(plan.jobs) as show:
+            with follow(plan.jobs) as show:
                 run_on_ray(plan.jobs, root, arguments.ray, show, parallel=parallel, device=arguments.device)
         else:
             slots = make_slots(arguments.parallel, arguments.device)
             console.print(f"{told}; {len(slots)} at a time on {slots[0].device}", soft_wrap=True)
-            with _live(plan.jobs) as show:
+            with follow(plan.jobs) as show:
                 in_time = LocalGrid(plan.jobs, slots, show, max_minutes=arguments.max_minutes).run()
             if not in_time:
                 warn("time is up; what was under way is saved")
@@ -209,64 +187,12 @@ def _work(arguments: Arguments, plan: Plan) -> End:
     return "done"
 
 
-@contextmanager
-def _live(jobs: Sequence[Job]) -> Iterator[OnChange]:
-    """A table that follows the grid; without a terminal, a line for every run that ends."""
-    ended: set[str] = {view.job.name for view in map(look, jobs) if view.state in ("finished", "diverged")}
-
-    def tell(views: Sequence[View]) -> None:
-        for view in views:
-            if view.state in ("finished", "diverged", "failed") and view.job.name not in ended:
-                ended.add(view.job.name)
-                errors.print(Text(_describe(view)), soft_wrap=True)
-
-    if not errors.is_terminal:
-        yield tell
-        return
-    with Live(console=errors, transient=True, refresh_per_second=4) as live:
-
-        def follow(views: Sequence[View]) -> None:
-            tell(views)
-            live.update(_state_table(views))
-
-        yield follow
-
-
-def _describe(view: View) -> str:
-    test = "" if view.test_bleu is None else f", test BLEU {view.test_bleu:.2f}"
-    seconds = "" if view.seconds is None else f", {view.seconds:,.0f} s"
-    note = f": {view.note}" if view.note else ""
-    return f"{view.job.name}: {view.state}{test}{seconds}{note}"
-
-
-def _state_table(views: Sequence[View]) -> Drawn:
-    order = ("running", "failed", "diverged", "waiting", "finished")
-    shown = sorted(views, key=lambda view: order.index(view.state))[:MOST_SHOWN]
-    counts = ", ".join(f"{sum(view.state == state for view in views)} {state}" for state in order)
-    table = Drawn(title=counts, box=box.SIMPLE_HEAD)
-    for column in ("run", "state", "step", "dev BLEU", "test BLEU", "seconds", ""):
-        table.add_column(column, justify="left" if column in ("run", "state", "") else "right")
-    for view in shown:
-        total = f" / {view.total:,}" if view.total and view.state == "running" else ""
-        where = f"{view.holder.host}, process {view.holder.pid}" if view.holder else view.note
-        table.add_row(
-            escape(view.job.name),
-            view.state,
-            f"{view.step:,}{total}" if view.step else "",
-            "" if view.dev_bleu is None else f"{view.dev_bleu:.2f}",
-            "" if view.test_bleu is None else f"{view.test_bleu:.2f}",
-            "" if view.seconds is None else f"{view.seconds:,.0f}",
-            escape(where),
-        )
-    return table
-
-
 # ------------------------------------------------------------------ what came out
 
 
 def _show(written: Written, extras: Extras) -> None:
     for table in written.tables:
-        console.print(_drawn(table))
+        console.print(draw_table(table, LEFT_TO_THE_PAGE))
     for line in written.summary:
         console.print(Text(line), soft_wrap=True)
     for what, path in {**extras.pictures, "Every run": written.results}.items():
@@ -275,22 +201,6 @@ def _show(written: Written, extras: Extras) -> None:
         Text.assemble("The page: ", (str(written.markdown), "bold"), " and ", (str(written.html), "bold")),
         soft_wrap=True,
     )
-
-
-def _drawn(table: Table) -> Drawn:
-    """The table as the terminal bears it: a narrow one leaves to the page what can be missed first."""
-    left = set(LEFT_TO_THE_PAGE) if console.width < NARROW else set()
-    if "pair" in table.columns and len({row[table.columns.index("pair")] for row in table.rows}) == 1:
-        left.add("pair")  # as the command said
-    shown = [column for column in table.columns if column not in left]
-    drawn = Drawn(title=escape(table.title), box=box.SIMPLE_HEAD)
-    for column in shown:
-        justify: Literal["left", "right"] = "left" if column in table.words else "right"
-        drawn.add_column(escape(column), justify=justify, no_wrap=column in ("system", "attention"))
-    for row in table.rows:
-        cells = dict(zip(table.columns, row, strict=True))
-        drawn.add_row(*(escape(cells[column]) for column in shown))
-    return drawn
 
 
 def _show_failures(plan: Plan) -> None:

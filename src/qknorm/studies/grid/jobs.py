@@ -1,4 +1,4 @@
-"""A training with its test scores, as a folder on disk: the folder is the truth about how far it has come."""
+"""A training with its scores, as a folder on disk: the folder is the truth about how far it has come."""
 
 import functools
 import hashlib
@@ -49,29 +49,45 @@ class Job:
     fingerprint: str
     folder: Path
     code: str
+    split: str = "test"
+    """What is translated and scored in the end."""
+    averages: tuple[int, ...] = ()
+    """Means of the last so many checkpoints to score beside the best checkpoint."""
 
     @classmethod
-    def plan(cls, name: str, data: PreparedData, settings: Train, root: Path, *, any_code: bool = False) -> "Job":
+    def plan(
+        cls,
+        name: str,
+        data: PreparedData,
+        settings: Train,
+        root: Path,
+        *,
+        split: str = "test",
+        averages: tuple[int, ...] = (),
+        any_code: bool = False,
+    ) -> "Job":
         """The job of these settings under `root`; with `any_code` one that other code has finished counts as well."""
-        for split in ("dev", "test"):
-            if split not in data.splits:
-                raise InputError(f"{data.folder} has no {split} set; prepare it with --{split}, or with more pairs")
+        for needed in ("dev", split):
+            if needed not in data.splits:
+                raise InputError(f"{data.folder} has no {needed} set; prepare it with --{needed}, or with more pairs")
         # defaults are left out, so that a setting which newer code adds does not make every run another
         own = settings.model_dump(mode="json", exclude_defaults=True)
-        content = _digest({"settings": own, "data": data.fingerprint})
+        ending = _ending(split, averages)
+        content = _digest({"settings": own, "data": data.fingerprint, **ending})
         code = code_version()
         folder = root / f"{content}-{_digest(code)[:8]}"
         if any_code and not (folder / RESULT).is_file():
             finished = sorted(root.glob(f"{content}-*/{RESULT}"), key=lambda path: path.stat().st_mtime)
             alike = [path.parent for path in finished if _agrees(path.parent, settings)]
             folder = alike[-1] if alike else folder
-        return cls(name, data.folder.resolve(), settings, data.fingerprint, folder, code)
+        return cls(name, data.folder.resolve(), settings, data.fingerprint, folder, code, split, averages)
 
     def write(self) -> None:
         """Lays out the folder, for whoever comes to do the job."""
         if not (self.folder / JOB).is_file():
             plain = {"name": self.name, "data": str(self.data), "fingerprint": self.fingerprint, "code": self.code}
-            files.write_json(self.folder / JOB, {**plain, "settings": self.settings.model_dump(mode="json")})
+            ending = _ending(self.split, self.averages)
+            files.write_json(self.folder / JOB, {**plain, **ending, "settings": self.settings.model_dump(mode="json")})
 
     @classmethod
     def read(cls, folder: Path) -> "Job":
@@ -79,7 +95,8 @@ class Job:
         plain = _load(folder / JOB)
         try:
             settings = Train.model_validate(plain["settings"])
-            return cls(plain["name"], Path(plain["data"]), settings, plain["fingerprint"], folder, plain["code"])
+            facts = plain["name"], Path(plain["data"]), settings, plain["fingerprint"], folder, plain["code"]
+            return cls(*facts, plain.get("split", "test"), tuple(plain.get("averages", ())))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{folder / JOB} is damaged ({type(error).__name__}); remove {folder}") from None
 
@@ -103,6 +120,8 @@ class Result:
     scores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By measure: value and signature."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
+    averaged: Mapping[str, float] = field(default_factory=dict)
+    """By the number of checkpoints in a mean: its score, by the first measure of `scores`."""
 
     def write(self, folder: Path) -> None:
         """Keeps it: from now on the job is done."""
@@ -153,7 +172,7 @@ def look(job: Job) -> View:
     result = read_result(job.folder)
     if result is not None:
         values = [score["value"] for score in result.scores.values()]
-        test = values[0] if values else None
+        test = values[0] if values and job.split == "test" else None
         return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, test)
     step, dev, seconds = _progress(job.run / METRICS_FILE)
     holder = find_holder(job.folder)
@@ -195,6 +214,11 @@ def _read_failure(folder: Path) -> str | None:
 def read_log(folder: Path, lines: int = 3) -> str:
     """The end of what a job's process wrote."""
     return " / ".join(_tail(folder / LOG).decode(errors="replace").strip().splitlines()[-lines:])
+
+
+def _ending(split: str, averages: tuple[int, ...]) -> dict[str, Any]:
+    """What a job tells of how it ends; nothing where it is as usual, so that jobs keep their names."""
+    return {"split": split, "averages": list(averages)} if split != "test" or averages else {}
 
 
 def _agrees(folder: Path, settings: Train) -> bool:

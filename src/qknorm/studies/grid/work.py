@@ -1,18 +1,19 @@
-"""Does one job: claims it, trains or goes on training, translates the test set, scores it, keeps the result."""
+"""Does one job: claims it, trains or goes on training, translates its split, scores it, keeps the result."""
 
 import sys
 import traceback
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take
-from qknorm.studies.grid.jobs import GIVEN_OUT, TRANSLATIONS, Job, Result, code_version, read_result, write_failure
+from qknorm.studies.grid.jobs import GIVEN_OUT, Job, Result, code_version, read_result, write_failure
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.text.prepared import PreparedData
+from qknorm.training.averaging import average
 from qknorm.training.checkpoint import best_step, discard_after, list_steps, prune
 from qknorm.training.fit import train
 from qknorm.training.loop import Outcome, TrainingDiverged
@@ -97,15 +98,15 @@ def _train(job: Job, device: str | None) -> Outcome:
 
 
 def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -> Result:
-    split = data.split("test")
+    split = data.split(job.split)
     translator = load(job.run, device=device)
     translations = translator.translate(split.text(data.source))
     references = split.text(data.target)
-    scores = {}
+    scores: dict[str, dict[str, Any]] = {}
     for name in measures_for(data.tokenizer.pretokenized):
         score = Measure(name, data.target).score(translations, references)
         scores[name] = {"value": score.value, "signature": score.signature}
-    files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
+    files.write_text(job.folder / f"{job.split}.txt", "".join(f"{line}\n" for line in translations))
     return Result(
         "finished",
         outcome.reason,
@@ -116,7 +117,29 @@ def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -
         sum(weights.numel() for weights in translator.model.parameters()),
         scores,
         _made_by(job, device),
+        _score_averages(job, data, next(iter(scores.values()))["value"], device),
     )
+
+
+def averaged_weights(run: Path, count: int) -> Path:
+    """Where a job leaves the mean of its last checkpoints, if that is better than its best one."""
+    return run / f"averaged-{count}.safetensors"
+
+
+def _score_averages(job: Job, data: PreparedData, best: float, device: str | None) -> dict[str, float]:
+    """Scores the means that are asked for, as far as there are checkpoints; keeps the weights of what beats `best`."""
+    split, found = data.split(job.split), {}
+    for count in job.averages:
+        if count > len(list_steps(job.run)):
+            continue
+        path = averaged_weights(job.run, count)
+        average(job.run, last=count, out=path)
+        translations = load(job.run, checkpoint=path, device=device).translate(split.text(data.source))
+        measure = Measure(measures_for(data.tokenizer.pretokenized)[0], data.target)
+        found[str(count)] = measure.score(translations, split.text(data.target)).value
+        if found[str(count)] <= best:
+            path.unlink()
+    return found
 
 
 def _diverged(job: Job, reason: str, device: str | None) -> Result:

@@ -1,0 +1,239 @@
+"""`qknorm study tune`."""
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.text import Text
+
+from qknorm.cli.display import console, parse, progress_bar, suggest, warn
+from qknorm.cli.grid_display import draw_table, follow
+from qknorm.config import Train, read_settings
+from qknorm.errors import InputError
+from qknorm.studies.demo_data import prepare_demo
+from qknorm.studies.grid.jobs import look, unfinished
+from qknorm.studies.grid.local import LocalGrid, make_slots
+from qknorm.studies.published import nearest_pair
+from qknorm.studies.recipes import MERGES, preset
+from qknorm.studies.tune.candidates import QUICK, check_factors
+from qknorm.studies.tune.data import DataByMerges, open_corpus
+from qknorm.studies.tune.report import Written, write_report
+from qknorm.studies.tune.search import Search, Trial
+from qknorm.studies.tune.testing import forget_without_weights, translate_test
+from qknorm.text.prepared import PreparedData
+
+AVERAGES = (3, 6)
+QUICK_AVERAGES, QUICK_MERGES, QUICK_HELD_OUT, QUICK_STEPS = (2,), 2_000, 60, 60
+DATA = "data"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Searches for the settings that translate a corpus best, by BLEU on its dev set.
+
+    One change after another against the start, then the best values joined, then more seeds for those that lead. Every
+    finished run is kept by its settings, data and code: the same command goes on where it stopped.
+
+    Examples:
+
+      qknorm study tune --quick
+
+      qknorm study tune --data data/gl-en --parallel 4 --out out/tune
+
+      qknorm study tune --data data/gl-en --only merges dropout bpe-dropout --seeds 3 --test
+
+      qknorm study tune --corpus ted-gl-en --values 1 --max-minutes 25
+    """
+
+    data: Path | None = None
+    """Prepared folder whose text to use; it is prepared anew for other numbers of merges."""
+    corpus: str | None = None
+    """A data set by name instead; `qknorm corpora list` shows them."""
+    preset: str = "low-resource"
+    """Settings to start from."""
+    config: Path | None = None
+    """TOML file of settings that go over the preset's, such as best/settings.toml of an earlier search."""
+    merges: int | None = None
+    """BPE merges to start from; those of the data if not given."""
+    against: str | None = None
+    """Preset to compare with; the paper's QKNorm recipe for the pair nearest in size if not given."""
+    only: tuple[str, ...] = ()
+    """Factors to try, all if not given; none for the start and the reference alone."""
+    values: int | None = None
+    """Values of each factor to try, the likeliest first; all if not given."""
+    margin: float = 0.2
+    """A change is joined with others if it adds more than this to dev BLEU."""
+    seeds: int = 1
+    """Runs of the three best systems and of the reference, with the seeds 0, 1, and so on."""
+    max_steps: int | None = None
+    """No training takes more steps than this."""
+    test: bool = False
+    """In the end translate the test set, with the best system and the reference alone."""
+    out: Path = Path("out/tune")
+    """Folder of the study: data, runs, tables (report.md, report.html), results.csv, best/settings.toml."""
+    parallel: int | None = None
+    """Trainings side by side on each GPU, or on the CPU; one if not given, on the CPU one for each core."""
+    device: str | None = None
+    """cpu or cuda; all GPUs that CUDA_VISIBLE_DEVICES lets us see if not given."""
+    any_code: bool = False
+    """Keep runs that another version of the code has finished, too."""
+    max_minutes: float | None = None
+    """Stop after so long, everything saved, to go on another time."""
+    report: bool = False
+    """Only make tables of what is finished."""
+    quick: bool = False
+    """A tiny version on the embedded corpus, in under two minutes on two CPU cores."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Parses, trains what is missing stage by stage, and shows what helped."""
+    arguments = _check(parse(Arguments, words, "study tune"))
+    search = _search(arguments)
+    work = _Work(arguments)
+    done = all(work.do(stage) for stage in _stages(search))
+    if done and arguments.test and not arguments.report:
+        done = _test(search, work, arguments.device)
+    _show(write_report(search, shlex.join(["qknorm", "study", "tune", *words])))
+    for view in (look(trial.job) for trial in search.trials):
+        if view.state == "failed":
+            warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
+    if not done and not arguments.report:
+        suggest("Go on", "qknorm", "study", "tune", *words)
+    if work.interrupted:
+        raise SystemExit(130)
+
+
+def _stages(search: Search) -> Iterator[list[Trial]]:
+    """The stages, with a bar while the data of one are prepared."""
+    stages = search.stages()
+    while True:
+        with progress_bar() as progress:
+            search.data.progress = progress
+            stage = next(stages, None)
+        if stage is None:
+            return
+        yield stage
+
+
+def _test(search: Search, work: "_Work", device: str | None) -> bool:
+    """Translates the test set if every run is finished; whether it was."""
+    again = forget_without_weights([*search.best(), *search.of_reference()])
+    if again and not work.do(again):
+        return False
+    if any(trial.result is None for trial in search.trials):
+        warn("the test set waits until every run is finished: try again, or leave out what fails by --only")
+        return False
+    translate_test(search, device)
+    return True
+
+
+def _check(parsed: Arguments) -> Arguments:
+    check_factors(parsed.only)
+    for option in ("parallel", "seeds", "values", "max_minutes", "max_steps", "merges"):
+        if (given := getattr(parsed, option)) is not None and not given > 0:
+            raise InputError(f"--{option.replace('_', '-')} is {given}; give a number above 0")
+    if parsed.quick:
+        if parsed.data or parsed.corpus:
+            raise InputError("--quick has data of its own; leave out --data and --corpus")
+        out = Path("out/tune-quick") if parsed.out == Arguments.out else parsed.out
+        return replace(
+            parsed,
+            out=out,
+            device=parsed.device or "cpu",
+            only=parsed.only or QUICK,
+            values=parsed.values or 1,
+            max_steps=parsed.max_steps or QUICK_STEPS,
+            against=parsed.against or "paper-qknorm-gl-en",
+        )
+    if (parsed.data is None) == (parsed.corpus is None):
+        raise InputError("give the text to search on: --data, a folder that qknorm prepare wrote, or --corpus NAME")
+    return parsed
+
+
+def _search(arguments: Arguments) -> Search:
+    base = _open(arguments)
+    data = DataByMerges(base, arguments.out / DATA)
+    if arguments.test:
+        base.split("test")  # told now, if there is none, and not after hours
+    against = arguments.against or f"paper-qknorm-{nearest_pair(len(base.split('train')))}"
+    start, reference = _translator(arguments.preset), _translator(against)
+    if arguments.config is not None:
+        start = read_settings(arguments.config, Train, start)
+    merges = arguments.merges or data.merges
+    own = [number for pair, number in MERGES.items() if against.endswith(pair)]
+    return Search(
+        data,
+        arguments.out,
+        start,
+        merges,
+        reference,
+        against,
+        own[0] if own and not arguments.quick else merges,
+        only=arguments.only,
+        values=arguments.values,
+        margin=arguments.margin,
+        seeds=arguments.seeds,
+        averages=QUICK_AVERAGES if arguments.quick else AVERAGES,
+        max_steps=arguments.max_steps,
+        quick=arguments.quick,
+        any_code=arguments.any_code,
+    )
+
+
+def _open(arguments: Arguments) -> PreparedData:
+    with progress_bar() as progress:
+        if arguments.quick:
+            prepare_demo(arguments.out / DATA / "demo", QUICK_MERGES, QUICK_HELD_OUT, progress)
+            return PreparedData.load(arguments.out / DATA / "demo")
+        if arguments.corpus is not None:
+            return open_corpus(arguments.corpus, arguments.out / DATA / arguments.corpus, progress)
+    assert arguments.data is not None
+    return PreparedData.load(arguments.data)
+
+
+def _translator(name: str) -> Train:
+    settings = preset(name)
+    if not isinstance(settings, Train):
+        raise InputError(f"{name} is a preset of a language model; name one of a translator")
+    return settings
+
+
+class _Work:
+    """Does one stage after another until the time of them all is up."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        minutes = arguments.max_minutes
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.interrupted = False
+
+    def do(self, stage: Sequence[Trial]) -> bool:
+        """Whether the stage is done, so that the next one can be chosen; what failed does not hold it up."""
+        jobs = list({trial.job.folder: trial.job for trial in stage}.values())
+        left = unfinished(jobs)
+        console.print(f"{stage[0].stage}: {len(jobs)} runs, {len(jobs) - len(left)} finished before", soft_wrap=True)
+        if not left or self._arguments.report:
+            return not left
+        slots = make_slots(self._arguments.parallel, self._arguments.device)
+        minutes = None if self._end is None else max(0.0, self._end - time.monotonic()) / 60
+        try:
+            with follow(jobs) as show:
+                in_time = LocalGrid(jobs, slots, show, max_minutes=minutes).run()
+        except KeyboardInterrupt:
+            warn("stopped; the same command goes on from what was saved")
+            self.interrupted = True
+            return False
+        if not in_time:
+            warn("time is up; what was under way is saved")
+        return in_time
+
+
+def _show(written: Written) -> None:
+    for table in written.tables:
+        console.print(draw_table(table, ("parameters", "steps")))
+    for line in written.summary:
+        console.print(Text(line), soft_wrap=True)
+    console.print(Text.assemble("Every run: ", (str(written.results), "bold")), soft_wrap=True)
+    console.print(Text.assemble("The page: ", (str(written.markdown), "bold")), soft_wrap=True)

@@ -1,0 +1,137 @@
+"""The candidates as data: by factor, the values to try in place of the start's, the likeliest first."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qknorm.config import Train
+from qknorm.errors import InputError
+from qknorm.studies.recipes import change
+from qknorm.text.catalogue import suggestion
+
+MERGES = "subwords.merges"
+"""The one change that is made to the data."""
+NONE = "none"
+JOINED_SIZES = (2, 3, 4, 6, 9)
+"""How many of the winners are joined, besides all: changes that help alone may not help together."""
+
+Changes = Mapping[str, object]
+
+
+def _values(setting: str, *values: object) -> tuple[Changes, ...]:
+    return tuple({setting: value} for value in values)
+
+
+def _together(settings: Sequence[str], *values: object) -> tuple[Changes, ...]:
+    return tuple(dict.fromkeys(settings, value) for value in values)
+
+
+_DROPOUTS = tuple(f"model.dropout.{place}" for place in ("residual", "embedding", "attention", "feed_forward"))
+
+FACTORS: dict[str, tuple[Changes, ...]] = {
+    # what is cut anew every epoch learns longer
+    "bpe-dropout": tuple({"training.bpe_dropout": share, "training.stop_after": 20} for share in (0.1, 0.05)),
+    "merges": _values(MERGES, 1_000, 2_000, 500, 4_000, 8_000),
+    "schedule": (
+        {
+            "training.schedule.kind": "cosine",
+            "training.schedule.floor": 1e-5,
+            "training.max_steps": 20_000,
+            "training.stop_after": 20,
+        },
+        {
+            "training.schedule.kind": "plateau",
+            "training.schedule.floor": 5e-5,
+            "training.evaluate_every": 100,
+            "training.stop_after": None,
+        },
+    ),
+    "norm": _values("model.norm", "scale", "rms"),
+    "dropout": _together(_DROPOUTS, 0.4, 0.2),
+    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4, 0.0),
+    "batch": _values("training.batch_tokens", 8_192, 2_048),
+    "layers": _together(("model.encoder_layers", "model.decoder_layers"), 4, 6, 3),
+    "learning-rate": _values("training.schedule.peak", 1e-3, 4e-4),
+    "word-dropout": _values("model.dropout.word", 0.2, 0.0),
+    "feed-forward": _values("model.feed_forward", 2_048, 512),
+    "heads": _values("model.heads", 2, 8),
+    "attention-dropout": _values("model.dropout.attention", 0.1),
+    "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1),
+    "embedding-dropout": _values("model.dropout.embedding", 0.1),
+    "residual-dropout": _values("model.dropout.residual", 0.1),
+    "width": _values("model.width", 256),
+    "warmup": _values("training.schedule.warmup", 8_000, 2_000),
+    "positions": _values("model.positions", "rotary"),
+}
+"""Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
+
+QUICK = ("merges", "heads", "learning-rate")
+"""What the quick form tries."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Changes of the start; those of the start itself are none."""
+
+    name: str
+    changes: Changes = field(hash=False)
+    factor: str = ""
+
+
+START = Candidate("start", {})
+
+
+def check_factors(names: Sequence[str]) -> None:
+    """Refuses a factor that is not known; `none` stands for no factor."""
+    for name in names:
+        if name not in FACTORS and name != NONE:
+            raise InputError(f"--only {name}: there is no such factor{suggestion(name, (*FACTORS, NONE))}")
+
+
+def single_changes(start: Train, merges: int, only: Sequence[str] = (), values: int | None = None) -> list[Candidate]:
+    """One change each: the first value of every factor, then the second ones; what the start has already is left out.
+
+    `values` is how many of each factor to take.
+    """
+    chosen = [
+        [Candidate(_name(factor, each), each, factor) for each in changes[:values] if _is_new(start, merges, each)]
+        for factor, changes in FACTORS.items()
+        if not only or factor in only
+    ]
+    rounds = itertools.zip_longest(*chosen)
+    return [candidate for each in rounds for candidate in each if candidate is not None]
+
+
+def find_winners(gains: Mapping[Candidate, float], margin: float) -> list[Candidate]:
+    """Of each factor the value that gains most, if it gains more than the margin; the largest gain first."""
+    best: dict[str, Candidate] = {}
+    for candidate, gain in gains.items():
+        if gain > margin and gain > gains.get(best.get(candidate.factor, START), -math.inf):
+            best[candidate.factor] = candidate
+    return sorted(best.values(), key=lambda candidate: -gains[candidate])
+
+
+def join(winners: Sequence[Candidate]) -> list[Candidate]:
+    """All winners joined, and the foremost few of them; none where there are not two."""
+    sizes = sorted({*JOINED_SIZES, len(winners)}, reverse=True)
+    joined = []
+    for size in (size for size in sizes if 2 <= size <= len(winners)):
+        ordered = sorted(winners[:size], key=lambda candidate: list(FACTORS).index(candidate.factor))
+        changes = {setting: value for each in ordered for setting, value in each.changes.items()}
+        joined.append(Candidate(f"best {size} joined", changes))
+    return joined
+
+
+def apply(start: Train, changes: Changes) -> Train:
+    """The start's settings with the changes that are not of the data."""
+    return change(start, {setting: value for setting, value in changes.items() if setting != MERGES})
+
+
+def _is_new(start: Train, merges: int, changes: Changes) -> bool:
+    return apply(start, changes) != start or changes.get(MERGES, merges) != merges
+
+
+def _name(factor: str, changes: Changes) -> str:
+    value = next(iter(changes.values()))
+    return f"{factor} {value:g}" if isinstance(value, int | float) else f"{factor} {value}"

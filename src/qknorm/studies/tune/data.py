@@ -1,0 +1,79 @@
+"""One corpus cut into subwords by several numbers of merges: the same sentences each time, and no test set."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qknorm.config import Cleaning, Prepare, Subwords
+from qknorm.errors import InputError
+from qknorm.studies.recipes import CORPORA, PRETOKENIZED
+from qknorm.text import catalogue, corpora
+from qknorm.text.prepare import Progress, prepare
+from qknorm.text.prepared import MANIFEST, PreparedData, text_name
+
+TRAINED_ON = ("train", "dev")
+
+
+def open_corpus(name: str, folder: Path, progress: Progress | None = None) -> PreparedData:
+    """A data set by its name, prepared in the folder unless it is there."""
+    if not (folder / MANIFEST).is_file():
+        languages = catalogue.find(name).languages
+        if len(languages) != 2:
+            raise InputError(
+                f"--corpus {name} is no pair; choose one with qknorm prepare, and name its folder by --data"
+            )
+        files = {split: corpora.split_files(name, split) for split in ("train", "dev", "test")}
+        settings = Prepare(
+            source=languages[0],
+            target=languages[1],
+            **files,  # type: ignore[arg-type]
+            subwords=Subwords(pretokenized=name in {CORPORA[pair] for pair in PRETOKENIZED}),
+        )
+        prepare(settings, folder, progress=progress)
+    return PreparedData.load(folder)
+
+
+@dataclass
+class DataByMerges:
+    """The training and dev text of prepared data, prepared again under `folder` for each number of merges."""
+
+    base: PreparedData
+    folder: Path
+    progress: Progress | None = None
+    _opened: dict[int, PreparedData] = field(default_factory=dict)
+
+    @property
+    def merges(self) -> int:
+        """The number that the base has."""
+        return int(self.base.manifest["merges"])
+
+    def at(self, merges: int) -> PreparedData:
+        """The text in subwords of so many merges; it stays as it was, so that BLEU on dev can be compared."""
+        if merges not in self._opened:
+            self._opened[merges] = self._open(merges)
+        return self._opened[merges]
+
+    def _open(self, merges: int) -> PreparedData:
+        out = self.folder / f"{self.base.fingerprint[:12]}-{merges}"
+        if not (out / MANIFEST).is_file():
+            prepare(self._settings(merges), out, progress=self.progress)
+        data = PreparedData.load(out)
+        for split in TRAINED_ON:
+            for language in (self.base.source, self.base.target):
+                if data.split(split).text(language) != self.base.split(split).text(language):
+                    raise InputError(f"{out} and {self.base.folder} have other {split}.{language}; remove {out}")
+        return data
+
+    def _settings(self, merges: int) -> Prepare:
+        base = self.base
+        if "dev" not in base.splits:
+            raise InputError(f"{base.folder} has no dev set to choose by; prepare it with --dev, or with more pairs")
+        languages = (base.source, base.target)
+        files = {split: tuple(base.folder / text_name(split, each) for each in languages) for split in TRAINED_ON}
+        return Prepare(
+            source=base.source,
+            target=base.target,
+            **files,  # type: ignore[arg-type]
+            test_pairs=0,
+            cleaning=Cleaning.model_validate(base.manifest["settings"]["cleaning"]),
+            subwords=Subwords(merges=merges, pretokenized=base.tokenizer.pretokenized),
+        )

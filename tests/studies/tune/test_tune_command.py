@@ -1,0 +1,125 @@
+"""`qknorm study tune` itself, its trainings made tiny and done in this process."""
+
+import pytest
+from paper_cases import prepare_copy, tiny
+
+from qknorm.cli import study_tune
+from qknorm.cli.study import run
+from qknorm.errors import InputError
+from qknorm.studies.grid.jobs import look
+from qknorm.studies.grid.work import do
+from qknorm.studies.recipes import change
+from qknorm.studies.tune import search as searching
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare_copy(tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture
+def here(data, monkeypatch):
+    """Quick settings smaller still, on a copy task, and a grid that does one job after another in this process."""
+
+    def shrink(settings):
+        return change(tiny(), {"model.norm": settings.model.norm, "model.positions": settings.model.positions})
+
+    class Grid:
+        def __init__(self, jobs, slots, on_change, max_minutes=None):
+            self.jobs, self.on_change = jobs, on_change
+
+        def run(self):
+            for job in self.jobs:
+                job.write()
+                assert do(job.folder, "cpu") == "done"
+            self.on_change([look(job) for job in self.jobs])
+            return True
+
+    monkeypatch.setattr(searching, "make_quick", shrink)
+    monkeypatch.setattr(study_tune, "LocalGrid", Grid)
+    monkeypatch.setattr(study_tune, "_open", lambda arguments: data)
+
+
+def test_quick_searches_tests_and_goes_on_where_it_stopped(here, tmp_path, capsys):
+    words = ["tune", "--quick", "--only", "norm", "--margin", "-100", "--test", "--out", str(tmp_path)]
+    run(words)
+    told = capsys.readouterr()
+    assert "single: 3 runs, 0 finished before" in told.out
+    assert "norm scale, seed 0: finished, dev BLEU" in told.err and "test BLEU" not in told.err
+    assert "Best on dev: " in told.out and "Test, after the choice" in told.out
+    for name in ("report.md", "report.html", "results.csv", "best/settings.toml"):
+        assert (tmp_path / name).stat().st_size > 200
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "says nothing of real text" in page and "Command: `qknorm study tune --quick" in page
+    run(words)
+    assert "single: 3 runs, 3 finished before" in capsys.readouterr().out
+
+
+def test_the_test_set_is_left_alone_unless_asked_for(here, tmp_path):
+    run(["tune", "--quick", "--only", "none", "--out", str(tmp_path)])
+    assert not list(tmp_path.glob("runs/*/test*.txt"))
+
+
+def test_the_test_set_waits_for_runs_that_failed(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_tune.LocalGrid, "run", lambda self: True)
+    run(["tune", "--quick", "--test", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "the test set waits" in told.err and "Go on: qknorm study tune --quick --test" in told.out
+
+
+def test_a_report_without_training(here, tmp_path, capsys):
+    run(["tune", "--quick", "--report", "--out", str(tmp_path)])
+    told = capsys.readouterr().out
+    assert "Not finished: 5 of 5 runs" in told and "Go on" not in told
+
+
+def test_when_time_is_up_it_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_tune.LocalGrid, "run", lambda self: False)
+    run(["tune", "--quick", "--max-minutes", "1", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "Go on: qknorm study tune --quick --max-minutes 1" in told.out and "time is up" in told.err
+
+
+def test_an_interrupt_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_tune.LocalGrid, "run", stop)
+    with pytest.raises(SystemExit) as end:
+        run(["tune", "--quick", "--out", str(tmp_path)])
+    assert end.value.code == 130 and "what was saved" in capsys.readouterr().err
+
+
+def test_the_reference_is_the_papers_recipe_with_its_own_merges(data, tmp_path):
+    arguments = study_tune._check(study_tune.Arguments(data=data.folder, out=tmp_path, max_steps=7))
+    search = study_tune._search(arguments)
+    assert (search.reference_name, search.reference_merges) == ("paper-qknorm-gl-en", 3_000)
+    assert search.merges == data.manifest["merges"] and search.max_steps == 7
+    config = tmp_path / "my.toml"
+    config.write_text("[model]\nheads = 8\n", encoding="utf-8")
+    other = study_tune.Arguments(data=data.folder, config=config, merges=50, against="demo")
+    search = study_tune._search(study_tune._check(other))
+    assert (search.start.model.heads, search.merges, search.reference_merges) == (8, 50, 50)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "give the text to search on"),
+        (["--data", "x", "--corpus", "ted-gl-en"], "give the text to search on"),
+        (["--quick", "--data", "x"], "--quick has data of its own"),
+        (["--data", "x", "--only", "head"], "--only head: there is no such factor"),
+        (["--data", "x", "--seeds", "0"], "--seeds is 0; give a number above 0"),
+        (["--data", "x", "--max-minutes", "0"], "--max-minutes is 0"),
+        (["--data", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_bad_words_get_a_sentence(words, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=told):
+        run(["tune", *words])
+
+
+def test_a_language_models_preset_is_refused(data):
+    with pytest.raises(InputError, match="preset of a language model"):
+        study_tune._search(study_tune.Arguments(data=data.folder, preset="character-lm"))
