@@ -107,6 +107,26 @@ def test_a_second_pass_leaves_the_first_ones_gradients_alone() -> None:
     assert torch.allclose(first, plain_gradient(x, 2.0)) and torch.allclose(second, plain_gradient(x, 3.0))
 
 
+def test_a_part_without_room_of_its_own_is_brought_to_its_place() -> None:
+    x = draw()
+    q, k, v = cut_heads_with_room(x, HEADS, DIM)
+    with Joining() as joining:
+        (found,) = torch.autograd.grad(product((q, k, v * 1.0)), x)  # of the third a product comes between
+    assert joining.count == 0 and torch.allclose(found, plain_gradient(x))
+
+
+def test_a_second_pass_leaves_places_alone_that_a_first_one_gave_away() -> None:
+    x = draw()
+    parts = cut_heads_with_room(x, (1,) * 6, 4)
+    one, other = product(parts[:3]), product(parts[3:])
+    of_parts = torch.autograd.grad(one, parts[:3], retain_graph=True)  # half of the room is taken, and given away
+    kept = [each.clone() for each in of_parts]
+    (found,) = torch.autograd.grad(2 * one + other, x)
+    q, k, v, *rest = cut_heads(x, (1,) * 6, 4)
+    plain = 2 * (2 * q.sum() + (k * v).sum()) + 2 * rest[0].sum() + (rest[1] * rest[2]).sum()
+    assert all(map(torch.equal, of_parts, kept)) and torch.allclose(found, torch.autograd.grad(plain, x)[0])
+
+
 def test_a_second_derivative_goes_through() -> None:
     x, results = draw().double().detach().requires_grad_(), []
     for cut in (cut_heads, cut_heads_with_room):

@@ -184,6 +184,20 @@ def test_inputs_and_outputs_use_the_word_vectors_in_force(fixnorm):
         torch.testing.assert_close(rows.norm(dim=1), torch.ones(VOCABULARY))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_may_not_be_produced_scores_minus_infinity_and_learns_nothing(dtype):
+    model = tiny()
+    allowed = model.allowed
+    states = torch.randn(2, 3, 16, requires_grad=True)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        logits = model.score(states)
+    assert torch.equal(logits == -torch.inf, (~allowed).expand_as(logits))
+    logits.float().logsumexp(-1).sum().backward()
+    assert all(each.grad.isfinite().all() for each in (states, model.words.weight, model.output_bias))
+    assert not model.output_bias.grad[~allowed].any() and not model.words.weight.grad[~allowed].any()
+    assert model.output_bias.grad[allowed].all()
+
+
 @pytest.mark.parametrize(
     ("tie", "moved"), [("all", {"source", "target", "output"}), ("target", {"target", "output"}), ("none", {"output"})]
 )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.objective import _TokenLosses, label_smoothed_loss, token_losses
 
 ALLOWED = torch.tensor([False, False, False, True, True, True, False, True, True])
 TARGETS = torch.tensor([[4, 8, 3, 0, 0], [7, 6, 5, 3, 0]])  # 0 is padding, 6 may not be produced
@@ -93,3 +93,39 @@ def test_nothing_to_learn_gives_zero_and_finite_gradients():
     losses.smoothed.backward()
     assert [x.item() for x in losses] == [0.0, 0.0, 0]
     assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("everything_allowed", [False, True])
+@pytest.mark.parametrize("size", [0.1, 3.0, 100.0, 1e4])
+def test_losses_in_few_passes_equal_the_reference(size, everything_allowed):
+    """Values and gradients, of both losses at once, with likely and with hopeless targets."""
+    random = torch.Generator().manual_seed(3)
+    allowed = torch.ones(50, dtype=torch.bool) if everything_allowed else torch.rand(50, generator=random) < 0.7
+    targets = allowed.nonzero().flatten()[torch.randint(0, int(allowed.sum()), (40,), generator=random)]
+    logits = size * torch.randn(40, 50, generator=random)
+    logits[0, targets[0]] = 2 * logits.max()  # certain
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    weights = torch.randn(2, 40, generator=random)
+    found = []
+    for losses_of in (_TokenLosses.apply, token_losses):
+        leaf = logits.clone().requires_grad_()
+        losses = torch.stack(losses_of(leaf, targets, allowed))
+        (losses * weights).sum().backward()
+        found.append((losses.detach(), leaf.grad))
+    for one, reference in zip(*found, strict=True):
+        torch.testing.assert_close(one, reference, rtol=2e-6, atol=2e-6 * max(1.0, size))
+
+
+def test_a_logit_that_is_no_number_shows_in_the_loss():
+    logits = make_logits()
+    logits[0, 1, 4] = torch.nan
+    losses = label_smoothed_loss(logits, TARGETS, ALLOWED, 0.1)
+    assert losses.smoothed.isnan() and losses.plain.isnan()
+
+
+def test_few_passes_may_be_derived_twice_from_one_forward_pass():
+    logits = make_logits().requires_grad_()
+    loss = label_smoothed_loss(logits, TARGETS, ALLOWED, 0.1).smoothed
+    (first,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, logits)
+    assert torch.equal(first, second) and first.any()

@@ -10,14 +10,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from qknorm.attention.dropout import dropout as drop_out
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+SHORT_ON_CPU = 64
+"""So many queries and keys at most are attended to by plain products in training on the CPU."""
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_SDPA = F.scaled_dot_product_attention
 
 
 class Visibility(NamedTuple):
@@ -86,8 +88,7 @@ def attend_valid(
 ) -> Tensor:
     """`attend` for a p known to be valid: to look at a learned one would make the host wait for the device."""
     _check_shapes(q_bhtd, k_bhsd, v_bhsd)
-    # with dropout PyTorch has no fused kernel on the CPU either, and draws its random numbers slowly
-    slow = backend == "auto" and dropout > 0 and q_bhtd.device.type == "cpu" and not torch.compiler.is_compiling()
+    slow = backend == "auto" and _slow_in_kernels(q_bhtd, k_bhsd, v_bhsd, dropout)
     if backend == "reference" or slow:
         return attend_with_weights(
             q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout
@@ -133,6 +134,19 @@ def attend_normalised_keys(
         q_bhtd, k_bhsd, v_bhsd, scale=1.0, p=None, mask=mask, is_causal=is_causal, dropout=dropout,
         backend="sdpa" if backend == "fused" else backend,
     )  # fmt: skip
+
+
+def _slow_in_kernels(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, dropout: float) -> bool:
+    """Whether the formula as it is written is faster than PyTorch's attention, as often on the CPU.
+
+    With dropout PyTorch has no fused kernel there and draws its random numbers slowly; over short rows its backward
+    takes thrice as long as plain products.
+    """
+    if q_bhtd.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    derives = torch.is_grad_enabled() and any(x.requires_grad for x in (q_bhtd, k_bhsd, v_bhsd))
+    short = q_bhtd.dtype == torch.float32 and max(q_bhtd.shape[2], k_bhsd.shape[2]) <= SHORT_ON_CPU
+    return dropout > 0 or (derives and short)
 
 
 def _worth_it(q_bhtd: Tensor, k_bhsd: Tensor) -> bool:
@@ -234,7 +248,8 @@ def _takes_few(
     dropout: float,
 ) -> bool:
     """Whether `auto` takes the kernel of `fused_decode` for this input."""
-    if not _HAS_TRITON or not may_fuse("auto", q_bhtd):
+    # who has put a function in the place of PyTorch's, to watch it most often, is to get what comes here too
+    if not _HAS_TRITON or not may_fuse("auto", q_bhtd) or F.scaled_dot_product_attention is not _SDPA:
         return False
     return few_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, is_causal=is_causal, dropout=dropout) is None
 
@@ -250,21 +265,17 @@ def few_refusal(
     dropout: float = 0.0,
 ) -> str | None:
     """Why the kernel of `fused_decode`, for few queries and no gradient, is not for this input; None if it is."""
-    from qknorm.attention.fused_decode import MOST_QUERIES, why_not
+    from qknorm.attention.fused_decode import MOST_QUERIES, why_not, why_not_values_alone
 
+    mask, nothing = mask if isinstance(mask, Visibility) else (mask, None)
+    refusal = why_not_values_alone([x for x in (q_bhtd, k_bhsd, v_bhsd, scale, mask, nothing) if isinstance(x, Tensor)])
+    if refusal is not None:
+        return refusal
     t = q_bhtd.shape[2]
     if t > MOST_QUERIES or (is_causal and t > 1):
         return f"{t} queries are over {MOST_QUERIES}, or later ones see more keys"
     if dropout > 0:
         return "it drops no weights"
-    mask, nothing = mask if isinstance(mask, Visibility) else (mask, None)
-    tensors = [x for x in (q_bhtd, k_bhsd, v_bhsd, scale, mask, nothing) if isinstance(x, Tensor)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "a gradient is wanted"
-    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
-        return "the tensors stand for others"
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # type: ignore[no-untyped-call]
-        return "a tangent is wanted"
     q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
     return why_not(q_bhtd, k_bhsd, v_bhsd, scale, mask, nothing)
 
@@ -312,15 +323,20 @@ def attend_with_weights(
         q_bhtd, k_bhsd, v_bhsd = q_bhtd.to(wide), k_bhsd.to(wide), v_bhsd.to(wide)
         if p is not None:
             q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
-        group = q_bhtd.shape[1] // k_bhsd.shape[1]
-        k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
+        if (group := q_bhtd.shape[1] // k_bhsd.shape[1]) > 1:
+            k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
 
         logits = scale_by(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
-        mask = _with_causal(_plain(mask), is_causal, q_bhtd.shape[-2], k_bhsd.shape[-2], q_bhtd.device)
+        t, s = logits.shape[-2:]
+        all_see = _all_see(mask, is_causal, t, s)
+        mask = _with_causal(_plain(mask), is_causal, t, s, q_bhtd.device)
         if mask is not None:
-            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
-        nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
-        weights = logits.masked_fill(nothing_visible, 0.0).softmax(dim=-1).masked_fill(nothing_visible, 0.0)
+            logits = torch.where(mask, logits, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
+        if all_see:
+            weights = logits.softmax(dim=-1)
+        else:
+            nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
+            weights = logits.masked_fill(nothing_visible, 0.0).softmax(dim=-1).masked_fill(nothing_visible, 0.0)
         weights = drop_out(weights, dropout)
         output = weights @ v_bhsd
     return Attended(output.to(out_dtype), weights.to(out_dtype), logits)
@@ -330,7 +346,7 @@ def _attend_sdpa(
     q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | Visibility | None, is_causal: bool, dropout: float
 ) -> Tensor:
     """PyTorch's kernels on a q that carries the scale already, so that flash and memory-efficient ones stay usable."""
-    grouped = q_bhtd.shape[1] != k_bhsd.shape[1]
+    grouped = bool(q_bhtd.shape[1] != k_bhsd.shape[1])  # a tensor while torch.jit.trace looks on
     t, s = q_bhtd.shape[-2], k_bhsd.shape[-2]
     if is_causal and t == 1:
         is_causal = False  # one query, at the end, sees every key
@@ -357,6 +373,13 @@ def _plain(mask: Tensor | Visibility | None) -> Tensor | None:
         return mask.mask
     hidden = False if mask.mask.dtype == torch.bool else -torch.inf
     return mask.mask.masked_fill(mask.nothing, hidden)
+
+
+def _all_see(mask: Tensor | Visibility | None, is_causal: bool, t: int, s: int) -> bool:
+    """Whether it is known, without a look at the mask, that every query sees a key."""
+    if mask is None:
+        return s > 0 and (not is_causal or t <= s)
+    return isinstance(mask, Visibility) and mask.nothing is None and not is_causal
 
 
 def causal_mask(t: int, s: int, device: torch.device | str | None = None) -> Tensor:

@@ -55,15 +55,16 @@ class _Room:
         return self._free.pop(number, None)
 
     def join(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The gradients as one tensor: those that do not lie in their places already are brought there."""
-        whole, parts = self._whole, self._parts
+        """The gradients as one tensor: those in their places stay, others are brought to places that nobody had."""
+        whole, parts, free = self._whole, self._parts, self._free
         self._whole, self._parts, self._free = None, (), {}
         derives_again = torch.is_grad_enabled()  # then what lies in the room is not known as made of the gradients
-        if whole is None or derives_again:
+        elsewhere = [number for number, part in enumerate(parts) if not _same_place(gradients[number], part)]
+        # whoever had a place and does not come with it may have given it to others, in a pass that ended before the cut
+        if whole is None or derives_again or any(number not in free for number in elsewhere):
             return torch.cat([each.transpose(1, 2).flatten(2) for each in gradients], dim=-1)
-        for gradient, part in zip(gradients, parts, strict=True):
-            if not _same_place(gradient, part):
-                part.copy_(gradient)
+        for number in elsewhere:
+            free[number].copy_(gradients[number])
         return whole
 
 

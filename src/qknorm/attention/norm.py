@@ -179,7 +179,7 @@ class _Direction(torch.autograd.Function):
         to_direction = torch.zeros_like(direction) if to_direction is None else to_direction
         along = (to_direction * direction).sum(ctx.dim, keepdim=True)
         slope = _slope_of_length(direction, p, ctx.dim)
-        to_x = (to_direction - slope * along) / length
+        to_x = torch.addcmul(to_direction, slope, along, value=-1) / length  # a pass less than written out
         to_log_length = -along
         if to_length is not None:
             to_x = to_x + slope * to_length

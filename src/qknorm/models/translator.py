@@ -169,12 +169,12 @@ class Translator(nn.Module):
 
     def score(self, states: Tensor, cache: DecoderCache | None = None) -> Tensor:
         """Logits over the vocabulary; −∞ for types that may not be produced."""
-        words, bias = self._table("output", cache).to(states.dtype), self.output_bias.to(states.dtype)
+        words = self._table("output", cache).to(states.dtype)
+        bias = self.output_bias.to(states.dtype).masked_fill(~self.allowed, -torch.inf)  # a pass less over the logits
         if states.is_cuda and self.vocabulary % 8:  # tensor cores want whole eights
             missing = -self.vocabulary % 8
             words, bias = F.pad(words, (0, 0, 0, missing)), F.pad(bias, (0, missing))
-        logits = F.linear(states, words, bias)[..., : self.vocabulary]
-        return logits.masked_fill(~self.allowed, -torch.inf)
+        return F.linear(states, words, bias)[..., : self.vocabulary]
 
     def _table(self, which: str, cache: DecoderCache | None) -> Tensor:
         """The word vectors of the target or the output; while decoding they are worked out once."""

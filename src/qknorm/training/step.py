@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qknorm.config import Optimisation
 from qknorm.specials import END
 from qknorm.training.fast import Fast, FastStep
+from qknorm.training.memory import keep_freed_memory
 from qknorm.training.objective import Losses, label_smoothed_loss
 
 WIDTH_FOR_BFLOAT16 = 256
@@ -56,6 +57,8 @@ class TrainingStep:
         self.model, self._inner, self._settings, self.device = model, inner, settings, device
         self.precision = choose_precision(settings, device, inner.settings.width)  # type: ignore[union-attr, arg-type]
         cuda = device.type == "cuda"
+        if device.type == "cpu":
+            keep_freed_memory()
         self.learning_rate = torch.zeros((), device=device) if cuda else 0.0
         self.optimizer = torch.optim.AdamW(
             _decay_groups(model) if settings.decay_matrices_only else model.parameters(),
