@@ -254,3 +254,11 @@ def test_auto_thinks_of_the_attention_kernels_in_half_precision_on_gpus_that_can
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
     assert may_fuse("auto", x) is (dtype != torch.float64 and capability >= (8, 0))
     assert not may_fuse("auto", torch.zeros(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("kv", [4, 2])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_it_can_be_traced(kv: int) -> None:
+    first, second = draw(1, kv=kv), draw(2, kv=kv)
+    traced = torch.jit.trace(lambda *x: attend(*x, scale=0.5), first)
+    torch.testing.assert_close(traced(*second), attend(*second, scale=0.5))

@@ -15,7 +15,7 @@ SM_86 = 101_376
 """Bytes of shared memory that a program can have on compute capability 8.6, 8.9 and 12.0; 8.0 and 9.0 have more."""
 
 
-def compiled_for(capability: int, d: int, rows: int, **flags: Any) -> Any:
+def compiled_for(capability: int, d: int, rows: int, *, mask: str = "*bf16", **flags: Any) -> Any:
     """The kernel for rows that share a key head, with strides that are multiples of 16, as caches have."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -28,7 +28,7 @@ def compiled_for(capability: int, d: int, rows: int, **flags: Any) -> Any:
     keys, warps, stages = launch_for(rows, d, 256)
     sizes = {"D": d, "BLOCK_D": d, "GROUP": rows // 4, "ROWS": rows, "KEYS": keys, "mask_s": 1}
     fixed = {"SCALES": 1, "MASK": 2, "BOOLEAN": False, "BLIND": False, "NORMALISE": True, **flags, **sizes}
-    kinds = {"g_ptr": "*fp32", "nothing_ptr": "*i1", "scale": "fp32"}
+    kinds = {"g_ptr": "*fp32", "nothing_ptr": "*i1", "scale": "fp32", "mask_ptr": mask}
     names = decode_kernel.arg_names
     source = ASTSource(
         decode_kernel,
@@ -48,13 +48,14 @@ def compiled_for(capability: int, d: int, rows: int, **flags: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "rows"), [(64, 16), (128, 64), (256, 32)])
-def test_a_program_fits_small_cards(d: int, rows: int) -> None:
-    from qknorm.attention.fused_decode import MOST_ENTRIES
+@pytest.mark.parametrize("mask", ["*bf16", "*fp64"])
+@pytest.mark.parametrize("d", [16, 32, 64, 128, 256])
+def test_the_largest_program_fits_small_cards(d: int, mask: str) -> None:
+    from qknorm.attention.fused_decode import MOST_ENTRIES, NARROWEST
 
-    assert rows * d <= MOST_ENTRIES
+    rows = MOST_ENTRIES // max(d, NARROWEST)
     for fits in (True, False):
-        assert 0 < compiled_for(86, d, rows, FITS=fits).metadata.shared <= SM_86
+        assert 0 < compiled_for(86, d, rows, mask=mask, FITS=fits).metadata.shared <= SM_86
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from paper_cases import finish, prepare_copy, tiny
@@ -67,6 +68,19 @@ def test_the_code_version_follows_the_source(tmp_path):
 
 def test_a_job_comes_back_from_its_folder(data, tmp_path):
     job = Job.plan("job", data, tiny(), tmp_path)
+    job.write()
+    assert Job.read(job.folder) == job
+
+
+def test_a_job_is_laid_out_anew_where_the_data_or_the_folder_moved(data, tmp_path):
+    """A folder that was brought from elsewhere holds jobs that name data of that place."""
+    job = Job.plan("job", data, tiny(), tmp_path)
+    replace(job, name="earlier", data=tmp_path / "elsewhere", code="older").write()
+    job.write()
+    assert Job.read(job.folder) == job
+    replace(job, name="another name").write()
+    assert Job.read(job.folder).name == "job"
+    (job.folder / "job.json").write_text("{", encoding="utf-8")
     job.write()
     assert Job.read(job.folder) == job
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_blocks import LOG2_E, load_rows, product, unit_rows
@@ -21,6 +22,8 @@ MOST_QUERIES = 16
 """What counts as few: products take 16 rows at least, so that these cost no more than one."""
 MOST_ENTRIES = 8_192
 """Of the queries that share a key head, padded: a program holds them, and their outputs in float32, all the time."""
+NARROWEST = 64
+"""Fewer numbers than these count as so many: a program holds, for each query, the logits and mask of its keys too."""
 MANY_HEADS, MANY_KEYS = 128, 1_024
 """With fewer key heads than the first, and more keys than the second, most of a GPU would watch a few programs walk."""
 NO_MASK, ONE_ROW, BY_ROW = 0, 1, 2
@@ -59,8 +62,8 @@ def _add_block(logits, v, largest, total, out):
     """Largest logit, sum of weights and weighted sum of values, of a block of keys and those before it."""
     larger = tl.maximum(largest, tl.max(logits, axis=1))
     shift = tl.where(larger == float("-inf"), 0.0, larger)  # no key was seen yet
-    weights = tl.exp2(logits - shift[:, None])
-    kept = tl.exp2(largest - shift)
+    weights = tl.exp2((logits - shift[:, None]) * LOG2_E)  # only differences: the lowest number would overflow
+    kept = tl.exp2((largest - shift) * LOG2_E)
     return larger, total * kept + tl.sum(weights, axis=1), product(weights.to(v.dtype), v, out * kept[:, None])
 
 
@@ -76,7 +79,7 @@ def decode_kernel(
     which = tl.program_id(0)
     batch, key_head = (which // key_heads).to(tl.int64), (which % key_heads).to(tl.int64)
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    head, time = key_head * GROUP + rows // t, rows % t
+    head, time = key_head * GROUP + rows // t, (rows % t).to(tl.int64)
     real = rows < GROUP * t
     own = real[:, None] & (columns < D)[None, :]
     place = q_ptr + batch * q_b + head * q_h + time * q_t
@@ -84,7 +87,7 @@ def decode_kernel(
     if NORMALISE:
         unit, _ = unit_rows(q)
         q = unit.to(q.dtype)
-    slope = (_scales(g_ptr, head, real, scale, SCALES, ROWS) * LOG2_E)[:, None]
+    slope = _scales(g_ptr, head, real, scale, SCALES, ROWS)[:, None]
     address = mask_ptr + batch * mask_b
     if MASK == 2:
         address += head * mask_h + time * mask_t
@@ -104,7 +107,7 @@ def decode_kernel(
         if MASK != 0 and BOOLEAN:
             logits = tl.where(mask != 0, logits, float("-inf"))
         elif MASK != 0:
-            logits += mask.to(tl.float32) * LOG2_E
+            logits += mask.to(tl.float32)
         if not FITS:
             logits = tl.where((keys < s)[None, :], logits, float("-inf"))
         largest, total, out = _add_block(logits, v, largest, total, out)
@@ -195,18 +198,33 @@ def why_not(
     if 0 in q_bhtd.shape or 0 in k_bhsd.shape:
         return "a tensor is empty"
     rows, block = (max(16, triton.next_power_of_2(n)) for n in (h // kv * t, d))
-    if d > 256 or rows * block > MOST_ENTRIES:
+    if d > 256 or rows * max(block, NARROWEST) > MOST_ENTRIES:
         return f"{h // kv} × {t} queries of {d} numbers for a key head are more than a program can hold"
     if b * kv < MANY_HEADS and s > MANY_KEYS:
         return f"{b * kv} programs would walk {s:,} keys"
     if any(x.shape[2] * max(x.stride(2), d) >= 2**31 for x in (k_bhsd, v_bhsd)):
         return "a head reaches over 2³¹ numbers in memory"
-    if isinstance(scale, Tensor) and scale.numel() not in (1, h):
-        return f"a scale of {scale.numel()} numbers is neither one nor one for each of {h} heads"
+    if isinstance(scale, Tensor) and scale.numel() > 1 and tuple(scale.shape) not in ((h,), (h, 1, 1), (1, h, 1, 1)):
+        return f"a scale of shape {tuple(scale.shape)} is neither one number nor one for each of {h} heads"
     aids = [x for x in (scale, mask, nothing) if isinstance(x, Tensor)]
     if any(x.device != q_bhtd.device for x in (k_bhsd, v_bhsd, *aids)):
         return "not all tensors are on one device"
     return _why_not_mask(mask, (b, h, t, s)) or _why_not_mask(nothing, (b, h, t, 1))
+
+
+def why_not_values_alone(tensors: list[Tensor]) -> str | None:
+    """Why more than values is wanted of a computation with these, or they have none; None if that is not so."""
+    if any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
+        return "the tensors stand for others"
+    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
+        return "the tensors stand for others"
+    if torch._C._len_torch_dispatch_stack():
+        return "someone follows every operation"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "a gradient is wanted"
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return "a tangent is wanted"
+    return None
 
 
 def _why_not_mask(mask: Tensor | None, shape: tuple[int, ...]) -> str | None:
@@ -217,4 +235,6 @@ def _why_not_mask(mask: Tensor | None, shape: tuple[int, ...]) -> str | None:
         return f"a mask of {mask.dtype} is neither boolean nor to be added"
     if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         return f"a mask of shape {tuple(mask.shape)} does not broadcast to {shape}"
+    if mask.dim() and mask.shape[-1] * mask.stride(-1) >= 2**31:
+        return "a mask reaches over 2³¹ numbers in memory"
     return None

@@ -185,8 +185,8 @@ class MultiheadAttention(nn.Module):
         return asked and own_weights and per_head and self.rotary != "after_norm"
 
     def _leaves_query_to_attend(self) -> bool:
-        """The same of queries alone, over keys of a cache; who watches, by another `_place`, sees them normalised."""
-        if torch.compiler.is_compiling() or "_place" in vars(self):
+        """The same of queries alone, over keys of a cache; whoever has a `_place` of his own still gets them."""
+        if torch.compiler.is_compiling() or getattr(self._place, "__func__", None) is not MultiheadAttention._place:
             return False
         own_weights = self.in_proj_weight is not None or self.q_proj_weight is not None
         per_head = self.norm.kind == "lp" and self.norm.query_over == "head"

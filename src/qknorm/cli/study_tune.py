@@ -13,15 +13,15 @@ from qknorm.cli.grid_display import draw_table, follow
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
-from qknorm.studies.grid.jobs import look, unfinished
+from qknorm.studies.grid.jobs import Job, look, unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, preset
 from qknorm.studies.tune.candidates import QUICK, check_factors
-from qknorm.studies.tune.data import DataByMerges, open_corpus
+from qknorm.studies.tune.data import DataByMerges
 from qknorm.studies.tune.report import Written, write_report
-from qknorm.studies.tune.search import Search, Trial
-from qknorm.studies.tune.testing import forget_without_weights, translate_test
+from qknorm.studies.tune.search import START_SEEDS, Search, Trial
+from qknorm.studies.tune.testing import jobs_to_repeat, translate_test
 from qknorm.text.prepared import PreparedData
 
 AVERAGES = (3, 6)
@@ -44,13 +44,11 @@ class Arguments:
 
       qknorm study tune --data data/gl-en --only merges dropout bpe-dropout --seeds 3 --test
 
-      qknorm study tune --corpus ted-gl-en --values 1 --max-minutes 25
+      qknorm study tune --data data/gl-en --values 1 --max-minutes 25
     """
 
     data: Path | None = None
     """Prepared folder whose text to use; it is prepared anew for other numbers of merges."""
-    corpus: str | None = None
-    """A data set by name instead; `qknorm corpora list` shows them."""
     preset: str = "low-resource"
     """Settings to start from."""
     config: Path | None = None
@@ -66,7 +64,7 @@ class Arguments:
     margin: float = 0.2
     """A change is joined with others if it adds more than this to dev BLEU."""
     seeds: int = 1
-    """Runs of the three best systems and of the reference, with the seeds 0, 1, and so on."""
+    """Runs of the three best systems, the start and the reference, with the seeds 0, 1, and so on."""
     max_steps: int | None = None
     """No training takes more steps than this."""
     test: bool = False
@@ -92,11 +90,11 @@ def run(words: Sequence[str]) -> None:
     arguments = _check(parse(Arguments, words, "study tune"))
     search = _search(arguments)
     work = _Work(arguments)
-    done = all(work.do(stage) for stage in _stages(search))
+    done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
     _show(write_report(search, shlex.join(["qknorm", "study", "tune", *words])))
-    for view in (look(trial.job) for trial in search.trials):
+    for view in map(look, work.jobs):
         if view.state == "failed":
             warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
     if not done and not arguments.report:
@@ -119,11 +117,11 @@ def _stages(search: Search) -> Iterator[list[Trial]]:
 
 def _test(search: Search, work: "_Work", device: str | None) -> bool:
     """Translates the test set if every run is finished; whether it was."""
-    again = forget_without_weights([*search.best(), *search.of_reference()])
-    if again and not work.do(again):
-        return False
     if any(trial.result is None for trial in search.trials):
         warn("the test set waits until every run is finished: try again, or leave out what fails by --only")
+        return False
+    again = jobs_to_repeat([*search.best(), *search.of_reference()])
+    if again and (not work.do("again, for the test set", again) or unfinished(again)):
         return False
     translate_test(search, device)
     return True
@@ -135,8 +133,8 @@ def _check(parsed: Arguments) -> Arguments:
         if (given := getattr(parsed, option)) is not None and not given > 0:
             raise InputError(f"--{option.replace('_', '-')} is {given}; give a number above 0")
     if parsed.quick:
-        if parsed.data or parsed.corpus:
-            raise InputError("--quick has data of its own; leave out --data and --corpus")
+        if parsed.data:
+            raise InputError("--quick has data of its own; leave out --data")
         out = Path("out/tune-quick") if parsed.out == Arguments.out else parsed.out
         return replace(
             parsed,
@@ -147,8 +145,8 @@ def _check(parsed: Arguments) -> Arguments:
             max_steps=parsed.max_steps or QUICK_STEPS,
             against=parsed.against or "paper-qknorm-gl-en",
         )
-    if (parsed.data is None) == (parsed.corpus is None):
-        raise InputError("give the text to search on: --data, a folder that qknorm prepare wrote, or --corpus NAME")
+    if parsed.data is None:
+        raise InputError("give the text to search on: --data, a folder that qknorm prepare wrote")
     return parsed
 
 
@@ -175,6 +173,7 @@ def _search(arguments: Arguments) -> Search:
         values=arguments.values,
         margin=arguments.margin,
         seeds=arguments.seeds,
+        start_seeds=1 if arguments.quick else START_SEEDS,
         averages=QUICK_AVERAGES if arguments.quick else AVERAGES,
         max_steps=arguments.max_steps,
         quick=arguments.quick,
@@ -183,14 +182,12 @@ def _search(arguments: Arguments) -> Search:
 
 
 def _open(arguments: Arguments) -> PreparedData:
+    if arguments.data is not None:
+        return PreparedData.load(arguments.data)
+    demo = arguments.out / DATA / "demo"
     with progress_bar() as progress:
-        if arguments.quick:
-            prepare_demo(arguments.out / DATA / "demo", QUICK_MERGES, QUICK_HELD_OUT, progress)
-            return PreparedData.load(arguments.out / DATA / "demo")
-        if arguments.corpus is not None:
-            return open_corpus(arguments.corpus, arguments.out / DATA / arguments.corpus, progress)
-    assert arguments.data is not None
-    return PreparedData.load(arguments.data)
+        prepare_demo(demo, QUICK_MERGES, QUICK_HELD_OUT, progress)
+    return PreparedData.load(demo)
 
 
 def _translator(name: str) -> Train:
@@ -208,12 +205,14 @@ class _Work:
         minutes = arguments.max_minutes
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self.interrupted = False
+        self.jobs: list[Job] = []
 
-    def do(self, stage: Sequence[Trial]) -> bool:
+    def do(self, stage: str, jobs: Sequence[Job]) -> bool:
         """Whether the stage is done, so that the next one can be chosen; what failed does not hold it up."""
-        jobs = list({trial.job.folder: trial.job for trial in stage}.values())
+        jobs = list({job.folder: job for job in jobs}.values())
+        self.jobs += jobs
         left = unfinished(jobs)
-        console.print(f"{stage[0].stage}: {len(jobs)} runs, {len(jobs) - len(left)} finished before", soft_wrap=True)
+        console.print(f"{stage}: {len(jobs)} runs, {len(jobs) - len(left)} finished before", soft_wrap=True)
         if not left or self._arguments.report:
             return not left
         slots = make_slots(self._arguments.parallel, self._arguments.device)

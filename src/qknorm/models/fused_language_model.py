@@ -25,7 +25,7 @@ def takes_part(settings: Settings) -> bool:
 
 
 def states(model: "LanguageModel", run: FusedRun, ids_bt: Tensor) -> Tensor:
-    """What `LanguageModel.states` makes of whole windows."""
+    """The states that `LanguageModel` makes of whole windows, before they are multiplied by the output vectors."""
     positions = None if model.positions is None else model.positions[: ids_bt.shape[1]]
     share = model.dropout.p
     x = fused_layers.embed(run, ids_bt, model.words, None, positions, share, factor=1.0, fixnorm=False)

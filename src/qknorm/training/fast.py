@@ -32,7 +32,7 @@ class Fast:
     linear: bool = False
     """Linear maps: weights cast once an update, bias gradients in one pass, keys and values of the memory together."""
     layers: bool = False
-    """Residual, dropout and norm as one; bias, ReLU and dropout as one; word vectors as one."""
+    """Residual, dropout and norm as one; bias, activation and dropout as one; word vectors as one."""
     loss: bool = False
     """The loss reads the logits once and leaves their gradient in their place."""
     update: bool = False

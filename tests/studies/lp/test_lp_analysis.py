@@ -78,6 +78,23 @@ def test_who_ends_lower_need_not_have_been_lower_on_the_way() -> None:
     assert "never at p = 4" in judge(Results([*records, *never]))[-1].because
 
 
+def test_who_is_faster_goes_by_the_folds_that_both_have() -> None:
+    quick, slow = [made_up("same-scale", 2.0, fold, 3.5, best=1.5) for fold in (0, 1)], range(2, 5)
+    records = quick + [made_up("same-scale", 2.0, fold, 2.0) for fold in slow]  # down after 20 and after 80 iterations
+    records += [made_up("same-scale", 3.0, fold, 1.2) for fold in slow]  # after 60
+    few = [made_up("same-scale", 4.0, fold, 2.5) for fold in (2, 3)]
+    expected = "56 at p = 2, 60 at p = 3 (80 at p = 2 on its folds)."
+    for more in ([], few):  # two folds of another p decide nothing
+        speed = judge(Results([*records, *more]))[-1]
+        assert (speed.answer, speed.because.split(": ")[1]) == ("yes", expected)
+
+
+def test_nobody_is_faster_or_slower_than_a_p_2_that_diverged() -> None:
+    records = [made_up("same-scale", 2.0, fold, math.nan, best=2.0) for fold in range(5)]
+    records += [made_up("same-scale", 3.0, fold, 1.8) for fold in range(5)]
+    assert judge(Results(records))[-1].answer == "open"
+
+
 def test_p_below_2_has_no_say_about_p_above_2_but_in_the_correction() -> None:
     results = study({1.0: 0.5}, None)
     assert answers(results)[0] == "not shown"

@@ -1,6 +1,8 @@
 """Training together is training alone: side by side, stacked, and beside a loop written down plainly."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -264,3 +266,24 @@ def test_learning_rates_are_nanogpts_in_outline() -> None:
 def test_points_of_evaluation_begin_at_the_start_and_end_at_the_end() -> None:
     assert evaluation_points(tiny_study(iterations=10)) == [0, 4, 8, 10]
     assert evaluation_points(tiny_study(iterations=3)) == [0, 3]
+
+
+def test_a_stack_runs_on_the_gpu_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams and Triton's kernels are those of the current GPU."""
+    current: list[torch.device] = []
+
+    @contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def stop(*_: object) -> None:
+        assert current == [torch.device("cuda:1")]
+        raise LookupError
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
+    monkeypatch.setattr("qknorm.studies.lp.training.make_stack", stop)
+    with pytest.raises(LookupError):
+        train_stack(THREE, tiny_study(), TEXT, Execution("cuda:1"))

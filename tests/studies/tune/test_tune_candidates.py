@@ -49,13 +49,22 @@ def test_joining_takes_all_and_the_foremost_and_the_particular_goes_over_the_gen
     dropout = next(each for each in single_changes(LOW, 3_000) if each.name == "dropout 0.4")
     attention = next(each for each in single_changes(LOW, 3_000) if each.factor == "attention-dropout")
     merges = Candidate("merges 500", {MERGES: 500}, "merges")
-    everything, two = join([attention, dropout, merges])
+    everything, two = join(LOW, [attention, dropout, merges])
     assert (everything.name, two.name) == ("best 3 joined", "best 2 joined")
     assert everything.changes[MERGES] == 500 and MERGES not in two.changes
     for joined in (everything, two):
         found = apply(LOW, joined.changes).model.dropout
         assert (found.attention, found.residual, found.feed_forward) == (0.1, 0.4, 0.4)
-    assert join([merges]) == join([]) == []
+    assert join(LOW, [merges]) == join(LOW, []) == []
+
+
+def test_what_the_start_cannot_have_is_left_out():
+    start = change(LOW, {"model.width": 384, "model.heads": 6})
+    assert [each.name for each in single_changes(start, 3_000, ("width", "heads"))] == ["heads 2", "heads 8"]
+    wide = Candidate("width 250", {"model.width": 250}, "width")
+    assert [each.name for each in join(LOW, [*single_changes(LOW, 3_000, ("norm", "batch"), 1), wide])] == [
+        "best 2 joined"
+    ]
 
 
 def test_an_unknown_factor_is_an_error_that_suggests_one():

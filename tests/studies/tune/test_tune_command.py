@@ -1,5 +1,7 @@
 """`qknorm study tune` itself, its trainings made tiny and done in this process."""
 
+import shutil
+
 import pytest
 from paper_cases import prepare_copy, tiny
 
@@ -67,6 +69,28 @@ def test_the_test_set_waits_for_runs_that_failed(here, tmp_path, monkeypatch, ca
     assert "the test set waits" in told.err and "Go on: qknorm study tune --quick --test" in told.out
 
 
+def test_nothing_is_trained_again_while_the_test_set_waits(here, tmp_path, monkeypatch, capsys):
+    words = ["tune", "--quick", "--only", "none", "--out", str(tmp_path)]
+    run(words)
+    shutil.rmtree(next(tmp_path.glob("runs/*/run/checkpoints")))
+    monkeypatch.setattr(study_tune.LocalGrid, "run", lambda self: True)  # whatever is missing fails
+    run([*words[:3], "norm", *words[4:], "--test"])
+    assert "the test set waits" in capsys.readouterr().err
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 2 and not list(tmp_path.glob("runs/*/again"))
+
+
+def test_what_lost_its_weights_is_trained_again_for_the_test_set(here, tmp_path, capsys):
+    words = ["tune", "--quick", "--only", "none", "--out", str(tmp_path)]
+    run(words)
+    for folder in tmp_path.glob("runs/*/run/checkpoints"):
+        shutil.rmtree(folder)
+    run([*words, "--test"])
+    told = capsys.readouterr().out
+    assert "again, for the test set: 2 runs, 0 finished before" in told and "Test, after the choice" in told
+    run([*words, "--test"])
+    assert "again" not in capsys.readouterr().out
+
+
 def test_a_report_without_training(here, tmp_path, capsys):
     run(["tune", "--quick", "--report", "--out", str(tmp_path)])
     told = capsys.readouterr().out
@@ -106,7 +130,6 @@ def test_the_reference_is_the_papers_recipe_with_its_own_merges(data, tmp_path):
     ("words", "told"),
     [
         ([], "give the text to search on"),
-        (["--data", "x", "--corpus", "ted-gl-en"], "give the text to search on"),
         (["--quick", "--data", "x"], "--quick has data of its own"),
         (["--data", "x", "--only", "head"], "--only head: there is no such factor"),
         (["--data", "x", "--seeds", "0"], "--seeds is 0; give a number above 0"),

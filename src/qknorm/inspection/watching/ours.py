@@ -21,7 +21,7 @@ def watch(model: nn.Module, tape: Tape) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        for name in ("attend", "attend_with_weights"):
+        for name in ("attend", "attend_valid", "attend_with_weights"):
             stack.enter_context(replaced(multihead, name, wrapping(getattr(multihead, name), _tell_product(tape))))
         for module in found:
             stack.enter_context(replaced(module, "_place", wrapping(module._place, _keep_raw(tape, module))))
@@ -63,7 +63,10 @@ def _tell_product(tape: Tape) -> Callable[..., Any]:
                 raw_k=raw_k if raw_k is not None and raw_k.shape[2] == s else None,
                 offset=s - t - module._extra_keys if itself else None,
             )
-            return scale_apart(call, module.norm)
+            if settings.get("p") is None:
+                return scale_apart(call, module.norm)
+            unit_q, unit_k, g = module.norm.query(q), module.norm.key(k), module.norm.scale.detach()
+            return dataclasses.replace(call, q=unit_q, k=unit_k, scale=g, raw_q=q, raw_k=k)
 
         tape.tell(frame.name, make)
         with tape.claim():

@@ -1,5 +1,6 @@
 """A training with its scores, as a folder on disk: the folder is the truth about how far it has come."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -83,11 +84,14 @@ class Job:
         return cls(name, data.folder.resolve(), settings, data.fingerprint, folder, code, split, averages)
 
     def write(self) -> None:
-        """Lays out the folder, for whoever comes to do the job."""
-        if not (self.folder / JOB).is_file():
-            plain = {"name": self.name, "data": str(self.data), "fingerprint": self.fingerprint, "code": self.code}
-            ending = _ending(self.split, self.averages)
-            files.write_json(self.folder / JOB, {**plain, **ending, "settings": self.settings.model_dump(mode="json")})
+        """Lays out the folder, for whoever comes to do the job; anew where the data lie elsewhere than they did."""
+        with contextlib.suppress(InputError):
+            known = Job.read(self.folder)
+            if (known.data, known.code) == (self.data, self.code):
+                return
+        plain = {"name": self.name, "data": str(self.data), "fingerprint": self.fingerprint, "code": self.code}
+        ending = _ending(self.split, self.averages)
+        files.write_json(self.folder / JOB, {**plain, **ending, "settings": self.settings.model_dump(mode="json")})
 
     @classmethod
     def read(cls, folder: Path) -> "Job":

@@ -1,7 +1,7 @@
 """From finished runs to numbers: summaries by p, paired tests over folds, and what they say by rule."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -208,7 +208,7 @@ def _judge_above_two(question: str, results: Results, arm: Arm, measure: Measure
 
 
 def _judge_best(results: Results) -> Verdict:
-    """The same by the best loss, which nobody who keeps the best checkpoint sees spoilt by overfitting."""
+    """The same by the best loss: that of who keeps the best checkpoint, whatever overfitting does to the last."""
     found = _judge_above_two(
         "And by the best loss on the way, from the same start: does p > 2 beat p = 2?", results, LP_ARMS[0], "best"
     )
@@ -223,25 +223,29 @@ def _judge_best(results: Results) -> Verdict:
 
 
 def _judge_speed(results: Results) -> Verdict:
-    """By the iterations to p = 2's final loss, means over folds."""
+    """By the iterations to p = 2's final loss, means over the folds that both have."""
     question = "Does p > 2 come down faster from the same start, as the paper says?"
-    lines = {each.p: each for each in summarise(results) if each.arm == "same-scale"}
-    base, above = lines.get(2.0), [each for p, each in lines.items() if p is not None and p > 2]
-    if base is None or not above or min(len(each.folds) for each in (base, *above)) < FEWEST_FOLDS:
+    baseline = {fold: each for fold, each in results.by_fold("same-scale", 2.0).items() if math.isfinite(each.final)}
+    lines = [each for each in summarise(results) if each.arm == "same-scale" and each.with_baseline >= FEWEST_FOLDS]
+    above = [each for each in lines if each.p is not None and each.p > 2]
+    if not above:
         return Verdict(question, "open", f"there are not yet {FEWEST_FOLDS} folds of p > 2 and of p = 2.")
-    slower = [each for each in above if each.reached_baseline < each.with_baseline]
-    slower += [
-        each for each in above if each not in slower and each.iterations_to_baseline > base.iterations_to_baseline
-    ]
-    faster = [
-        each for each in above if each not in slower and each.iterations_to_baseline < base.iterations_to_baseline
-    ]
+
+    def of_baseline(folds: Iterable[int]) -> float:
+        own = [baseline[fold] for fold in folds if fold in baseline]
+        reached = [each.first_at_or_below(each.final) for each in own]
+        return mean_and_deviation([at for at in reached if at is not None])[0]
+
+    faster, told = [], [f"{of_baseline(baseline):,.0f} at p = 2"]
+    for each in above:
+        own, all_folds = of_baseline(each.folds), set(baseline) <= set(each.folds)
+        if each.reached_baseline == each.with_baseline and each.iterations_to_baseline < own:
+            faster.append(each)
+        needed = f"{each.iterations_to_baseline:,.0f}" if each.reached_baseline else "never"
+        told.append(f"{needed} at p = {each.p:g}" + ("" if all_folds else f" ({own:,.0f} at p = 2 on its folds)"))
     answer = "yes" if len(faster) == len(above) else "in part" if faster else "no"
-    told = ", ".join(
-        f"{each.iterations_to_baseline:,.0f} at p = {each.p:g}" if each.reached_baseline else f"never at p = {each.p:g}"
-        for each in (base, *above)
-    )
-    return Verdict(question, answer, f"iterations to p = 2's final loss, means over the folds that reach it: {told}.")
+    because = f"iterations to p = 2's final loss, means over the folds that reach it: {', '.join(told)}."
+    return Verdict(question, answer, because)
 
 
 def _judge_control(results: Results) -> Verdict:

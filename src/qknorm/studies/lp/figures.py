@@ -149,7 +149,7 @@ def draw_arms(results: Results) -> Figure:
                 _draw_level(axes, arm, _differences(results, arm, p, measure))
         axes.set_xlabel("p")
         axes.set_title(f"{measure} validation loss", fontsize="medium")
-    panels[0][0].set_ylabel("difference from p = 2 on the same fold (nats), mean ± sd")
+    panels[0][0].set_ylabel("nats above p = 2 on the same fold, mean ± sd", fontsize="small")
     panels[0][0].legend(fontsize="small", frameon=False)
     return figure
 

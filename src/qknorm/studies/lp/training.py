@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def train_stack(
     """Trains these runs together; `study.precision` must be resolved. The caller's random numbers are left alone."""
     device = torch.device(execution.device)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), _current(device):
         stack = make_stack(runs, study, text, execution)
         evaluators = [_make_evaluator(run, study, text, device) for run in runs]
         curves: list[list[Point]] = [[] for _ in runs]
@@ -116,6 +117,11 @@ def _timed_steps(stack: Stack, steps: int, device: torch.device) -> float:
     stack.run(steps)
     _wait_for(device)
     return time.perf_counter() - started
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Within it streams, recordings and Triton's kernels, which ask for no device, are those of this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _wait_for(device: torch.device) -> None:

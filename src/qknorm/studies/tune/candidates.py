@@ -49,7 +49,7 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
     ),
     "norm": _values("model.norm", "scale", "rms"),
     "dropout": _together(_DROPOUTS, 0.4, 0.2),
-    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4, 0.0),
+    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4),
     "batch": _values("training.batch_tokens", 8_192, 2_048),
     "layers": _together(("model.encoder_layers", "model.decoder_layers"), 4, 6, 3),
     "learning-rate": _values("training.schedule.peak", 1e-3, 4e-4),
@@ -58,10 +58,7 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
     "heads": _values("model.heads", 2, 8),
     "attention-dropout": _values("model.dropout.attention", 0.1),
     "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1),
-    "embedding-dropout": _values("model.dropout.embedding", 0.1),
-    "residual-dropout": _values("model.dropout.residual", 0.1),
     "width": _values("model.width", 256),
-    "warmup": _values("training.schedule.warmup", 8_000, 2_000),
     "positions": _values("model.positions", "rotary"),
 }
 """Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
@@ -90,9 +87,9 @@ def check_factors(names: Sequence[str]) -> None:
 
 
 def single_changes(start: Train, merges: int, only: Sequence[str] = (), values: int | None = None) -> list[Candidate]:
-    """One change each: the first value of every factor, then the second ones; what the start has already is left out.
+    """One change each: the first value of every factor, then the second ones.
 
-    `values` is how many of each factor to take.
+    What the start has already or cannot have is left out; `values` is how many of each factor to take.
     """
     chosen = [
         [Candidate(_name(factor, each), each, factor) for each in changes[:values] if _is_new(start, merges, each)]
@@ -112,15 +109,15 @@ def find_winners(gains: Mapping[Candidate, float], margin: float) -> list[Candid
     return sorted(best.values(), key=lambda candidate: -gains[candidate])
 
 
-def join(winners: Sequence[Candidate]) -> list[Candidate]:
-    """All winners joined, and the foremost few of them; none where there are not two."""
+def join(start: Train, winners: Sequence[Candidate]) -> list[Candidate]:
+    """All winners joined, and the foremost few of them; none where there are not two, or they exclude each other."""
     sizes = sorted({*JOINED_SIZES, len(winners)}, reverse=True)
     joined = []
     for size in (size for size in sizes if 2 <= size <= len(winners)):
         ordered = sorted(winners[:size], key=lambda candidate: list(FACTORS).index(candidate.factor))
         changes = {setting: value for each in ordered for setting, value in each.changes.items()}
         joined.append(Candidate(f"best {size} joined", changes))
-    return joined
+    return [each for each in joined if _is_possible(start, each.changes)]
 
 
 def apply(start: Train, changes: Changes) -> Train:
@@ -129,7 +126,16 @@ def apply(start: Train, changes: Changes) -> Train:
 
 
 def _is_new(start: Train, merges: int, changes: Changes) -> bool:
-    return apply(start, changes) != start or changes.get(MERGES, merges) != merges
+    return _is_possible(start, changes) and (apply(start, changes) != start or changes.get(MERGES, merges) != merges)
+
+
+def _is_possible(start: Train, changes: Changes) -> bool:
+    """Whether the settings go together: a width is to be divided by the heads, for one."""
+    try:
+        apply(start, changes)
+    except InputError:
+        return False
+    return True
 
 
 def _name(factor: str, changes: Changes) -> str:

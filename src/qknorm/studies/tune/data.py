@@ -5,31 +5,10 @@ from pathlib import Path
 
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.errors import InputError
-from qknorm.studies.recipes import CORPORA, PRETOKENIZED
-from qknorm.text import catalogue, corpora
 from qknorm.text.prepare import Progress, prepare
 from qknorm.text.prepared import MANIFEST, PreparedData, text_name
 
 TRAINED_ON = ("train", "dev")
-
-
-def open_corpus(name: str, folder: Path, progress: Progress | None = None) -> PreparedData:
-    """A data set by its name, prepared in the folder unless it is there."""
-    if not (folder / MANIFEST).is_file():
-        languages = catalogue.find(name).languages
-        if len(languages) != 2:
-            raise InputError(
-                f"--corpus {name} is no pair; choose one with qknorm prepare, and name its folder by --data"
-            )
-        files = {split: corpora.split_files(name, split) for split in ("train", "dev", "test")}
-        settings = Prepare(
-            source=languages[0],
-            target=languages[1],
-            **files,  # type: ignore[arg-type]
-            subwords=Subwords(pretokenized=name in {CORPORA[pair] for pair in PRETOKENIZED}),
-        )
-        prepare(settings, folder, progress=progress)
-    return PreparedData.load(folder)
 
 
 @dataclass

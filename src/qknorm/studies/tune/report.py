@@ -16,13 +16,14 @@ NOTHING = "–"
 BEST, RESULTS = "best", "results.csv"
 TITLES = {"single": "One change at a time", "joined": "The best changes joined", "seeds": "More seeds"}
 CSV_COLUMNS = (
-    "stage", "system", "factor", "changes", "merges", "seed", "status", "dev_bleu", "difference", "averaged",
+    "stage", "system", "factor", "changes", "merges", "seed", "status", "dev_bleu", "difference", "float32", "averaged",
     "best_step", "steps", "seconds", "parameters", "device", "torch", "commit", "code", "folder", "reason",
 )  # fmt: skip
 HOW_TO_READ = (
     "`dev BLEU` is the best that the training recorded, by beam search; it does not depend on the subwords. "
-    "`difference` is to the start. The best of many evaluations, of one seed, of many candidates is flattered: a few "
-    "tenths are noise, which more seeds and the test set show.",
+    "`difference` is to the mean of the start's runs. The best of many evaluations, of one seed, of many candidates is "
+    "flattered, most where a run evaluates more often, as by a plateau schedule: a few tenths are noise, which more "
+    "seeds and the test set show.",
     "`mean of n` is what the mean of the last n checkpoints adds on dev to the best checkpoint, both in float32. On a "
     "GPU checkpoints that are not the best are some seconds apart, so that this depends on its speed.",
     "Seconds are wall time of training with its evaluations, beside whatever else ran on the device.",
@@ -67,11 +68,15 @@ def summarise(search: Search) -> tuple[str, ...]:
         means = {name: _mean_dev(each) for name, each in others.items()}
         beside = ", ".join(f"{dev - each:+.2f} to {name}" for name, each in means.items() if math.isfinite(each))
         summary.append(f"Best on dev: {best[0].system}, {dev:.2f} BLEU ({beside}); seeds: {len(best)}.")
+        fresh, fresh_start = (_mean_dev([each for each in of if each.seed]) for of in (best, search.of(START)))
+        if best[0].candidate != START and math.isfinite(fresh - fresh_start):
+            told = "By the further seeds alone, which finalists were not chosen by"
+            summary.append(f"{told}: {fresh - fresh_start:+.2f} to the start.")
         changes = ", ".join(f"{setting} {value}" for setting, value in best[0].candidate.changes.items())
         summary.append(f"It changes of the start: {changes or 'nothing'}.")
         told = f"Its settings: `--config {search.out / BEST / SETTINGS}` for `qknorm train`"
         summary.append(f"{told}, on data of {merges:,} merges (`qknorm prepare --subwords.merges {merges}`).")
-        if (count := best_average(best[0])) is not None:
+        if (count := best_average(best[0].job)) is not None:
             summary.append(
                 f"The mean of its last {count} checkpoints is better on dev: `qknorm average --last {count}`."
             )
@@ -86,6 +91,10 @@ def _what_helped(search: Search) -> list[str]:
     gains = search.gains()
     winners = find_winners(gains, search.margin)
     lines = []
+    noise = [dev for trial in search.of(START) if (dev := trial.dev) is not None]
+    if gains and len(noise) > 1:
+        told = f"The start's {len(noise)} seeds lie {max(noise) - min(noise):.2f} BLEU apart"
+        lines.append(f"{told}: what one run of a change gives is as uncertain.")
     if winners:
         told = ", ".join(f"{each.name} ({gains[each]:+.2f})" for each in winners)
         lines.append(f"Helped by more than {search.margin:g} BLEU: {told}.")
@@ -102,11 +111,11 @@ def _what_helped(search: Search) -> list[str]:
 
 
 def _table(search: Search, stage: str) -> Table:
-    start = _start_dev(search)
+    start = search.start_dev()
     rows = []
     for trial in (each for each in search.trials if each.stage == stage):
         result = trial.result
-        name = trial.system if stage != "seeds" else f"{trial.system}, seed {trial.seed}"
+        name = f"{trial.system}, seed {trial.seed}" if trial.seed else trial.system
         if result is None:
             rows.append((name, *[NOTHING] * (5 + len(search.averages))))
             continue
@@ -136,7 +145,7 @@ def _csv_row(search: Search, trial: Trial) -> dict[str, object]:
     changes = json.dumps(dict(trial.candidate.changes))
     known = {"stage": trial.stage, "system": trial.system, "factor": trial.candidate.factor, "changes": changes}
     known |= {"merges": str(trial.merges), "seed": str(trial.seed), "folder": trial.job.folder.name}
-    result, start = trial.result, _start_dev(search)
+    result, start = trial.result, search.start_dev()
     if result is None:
         return {**known, "status": "missing"}
     dev = trial.dev
@@ -145,6 +154,7 @@ def _csv_row(search: Search, trial: Trial) -> dict[str, object]:
         "status": result.status,
         "dev_bleu": "" if dev is None else f"{dev:.4f}",
         "difference": f"{dev - start:.4f}" if dev is not None and start is not None else "",
+        "float32": next(iter(result.scores.values()), {}).get("value", ""),  # what the means are to be compared with
         "averaged": json.dumps(dict(result.averaged)),
         **{name: getattr(result, name) for name in ("best_step", "steps", "reason")},
         "seconds": f"{result.seconds:.1f}",
@@ -157,17 +167,14 @@ def _csv_row(search: Search, trial: Trial) -> dict[str, object]:
 def _how_made(search: Search, command: str) -> list[str]:
     results = [result for trial in search.trials if (result := trial.result) is not None]
     hours = math.fsum(result.seconds for result in results) / 3600
-    devices = sorted({str(result.made_by.get("device")) for result in results})
+    devices, codes = (sorted({str(each.made_by.get(name)) for each in results}) for name in ("device", "code"))
     return [
         f"Command: `{command}`",
         f"{len(results)} runs, {hours:.2f} hours of training in all, on {', '.join(devices) or 'nothing yet'}.",
+        f"Code: {', '.join(codes) or 'none yet'}.",
         f"Start: {search.merges:,} merges; reference: {search.reference_name}, {search.reference_merges:,} merges.",
         f"Every run: {RESULTS}",
     ]
-
-
-def _start_dev(search: Search) -> float | None:
-    return search.of(START)[0].dev
 
 
 def _mean_dev(trials: Sequence[Trial]) -> float:

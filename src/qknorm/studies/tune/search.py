@@ -22,6 +22,8 @@ from qknorm.studies.tune.candidates import (
 from qknorm.studies.tune.data import DataByMerges
 
 RUNS = "runs"
+START_SEEDS = 3
+"""Runs of the start: every gain is told against their mean, and what they differ by is noise."""
 FINALISTS = 3
 """Systems that get the further seeds, besides the reference."""
 
@@ -68,6 +70,7 @@ class Search:
     values: int | None = None
     margin: float = 0.2
     seeds: int = 1
+    start_seeds: int = START_SEEDS
     averages: tuple[int, ...] = ()
     max_steps: int | None = None
     quick: bool = False
@@ -77,31 +80,43 @@ class Search:
 
     def stages(self) -> Iterator[list[Trial]]:
         """The trainings of one stage after another; each is chosen by what those before it gave."""
-        yield self._add([self._trial("single", START), self._reference(), *self._singles()])
-        if self.of(START)[0].dev is not None:
-            joined = join(find_winners(self.gains(), self.margin))
-            if joined:
-                yield self._add([self._trial("joined", each) for each in joined])
-        leading = self.ranking()[:FINALISTS]
+        singles = self._singles()
+        starts = [
+            self._trial("single", START, seed) for seed in range(max(self.seeds, self.start_seeds if singles else 1))
+        ]
+        yield self._add([starts[0], self._reference(), *starts[1:], *singles])
+        joined = join(self.start, find_winners(self.gains(), self.margin))
+        if joined:
+            yield self._add([self._trial("joined", each) for each in joined])
+        leading = [each for each in self.ranking()[:FINALISTS] if each != START]
         again = [self._trial("seeds", each, seed) for seed in range(1, self.seeds) for each in leading]
         again += [self._reference(seed) for seed in range(1, self.seeds)]
         if again:
             yield self._add(again)
 
     def gains(self) -> dict[Candidate, float]:
-        """What each finished single change adds to the start's dev BLEU."""
-        start = self.of(START)[0].dev
+        """What each finished single change adds to the start's mean dev BLEU."""
+        start = self.start_dev()
         singles = [trial for trial in self.trials if trial.stage == "single" and trial.candidate.factor]
         found = {trial.candidate: trial.dev for trial in singles}
         return {each: dev - start for each, dev in found.items() if dev is not None and start is not None}
 
+    def start_dev(self) -> float | None:
+        """The mean over the start's finished runs; None before there is one."""
+        devs = [dev for trial in self.of(START) if (dev := trial.dev) is not None]
+        return math.fsum(devs) / len(devs) if devs else None
+
     def ranking(self) -> list[Candidate]:
-        """Finished systems but the reference, those of most seeds first, of these the best mean dev BLEU."""
+        """Finished systems but the reference, those of most seeds first, of these the best mean dev BLEU.
+
+        That the start has more from the beginning does not put it before others.
+        """
         devs: dict[Candidate, list[float]] = {}
         for trial in self.trials:
             if trial.system != self.reference_name and (dev := trial.dev) is not None:
                 devs.setdefault(trial.candidate, []).append(dev)
-        return sorted(devs, key=lambda each: (-len(devs[each]), -math.fsum(devs[each]) / len(devs[each])))
+        most = max((len(found) for each, found in devs.items() if each != START), default=1)
+        return sorted(devs, key=lambda each: (-min(len(devs[each]), most), -math.fsum(devs[each]) / len(devs[each])))
 
     def best(self) -> list[Trial]:
         """The trainings of the system that leads, one a seed; none before any is finished."""

@@ -2,69 +2,89 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from qknorm import files
 from qknorm.scoring.resampling import bootstrap_totals
-from qknorm.studies.grid.jobs import JOB, RESULT
+from qknorm.studies.grid.jobs import RESULT, TRANSLATIONS, Job, code_version, read_result
 from qknorm.studies.grid.scores import PLAIN, RELEASED, Measure, measures_for
 from qknorm.studies.grid.work import averaged_weights
 from qknorm.studies.paper.comparing import SAMPLES, SEED, combine_seeds
 from qknorm.studies.tables import Table
 from qknorm.studies.tune.search import Search, Trial
-from qknorm.training.checkpoint import list_steps
+from qknorm.training.checkpoint import MODEL_FILE
 from qknorm.training.run_folder import load
 
+AGAIN = "again"
 
-def best_average(trial: Trial) -> int | None:
+
+def best_average(job: Job) -> int | None:
     """How many checkpoints make the best mean on dev; None where the best checkpoint is as good."""
-    result = trial.result
+    result = read_result(job.folder)
     if result is None or not result.averaged or not result.scores:
         return None
     count = max(result.averaged, key=lambda each: result.averaged[each])
     return int(count) if result.averaged[count] > next(iter(result.scores.values()))["value"] else None
 
 
-def forget_without_weights(trials: Sequence[Trial]) -> list[Trial]:
-    """Makes those unfinished whose weights were taken away, so that they are trained again; returns them."""
-    bare = [trial for trial in trials if not list_steps(trial.job.run)]
-    for trial in bare:
-        for name in (RESULT, JOB):  # the job too: other code or another place may have planned it
-            (trial.job.folder / name).unlink(missing_ok=True)
-    return bare
+def job_for_test(trial: Trial) -> Job:
+    """The trial's own job; where its weights were taken away before the test, a second one in its folder.
+
+    A second training differs a little on a GPU. It is for the test alone: the choice stays with the first result.
+    """
+    job = trial.job
+    if _has_weights(job) or (job.folder / TRANSLATIONS).is_file():
+        return job
+    return replace(job, folder=job.folder / AGAIN, code=code_version())
+
+
+def jobs_to_repeat(trials: Sequence[Trial]) -> list[Job]:
+    """What is to be trained again, since its weights are needed and gone."""
+    jobs = [job for job in map(job_for_test, trials) if not (job.folder / TRANSLATIONS).is_file()]
+    for job in jobs:
+        if not _has_weights(job):
+            (job.folder / RESULT).unlink(missing_ok=True)
+    return [job for job in jobs if read_result(job.folder) is None]
+
+
+def _has_weights(job: Job) -> bool:
+    """Whether all is there that translates: a folder may have come with everything but its large files."""
+    average = best_average(job)
+    kept = any(job.run.glob(f"checkpoints/*/{MODEL_FILE}"))
+    return kept and (average is None or averaged_weights(job.run, average).is_file())
 
 
 def translate_test(search: Search, device: str | None = None) -> None:
     """Translates the test set with the best system and with the reference, unless they have done it before."""
-    for trial in (*search.of_reference(), *search.best()):
-        averages = (None,) if trial in search.of_reference() else (None, best_average(trial))
-        for count in dict.fromkeys(averages):
-            path = translations_of(trial, count)
-            if not path.is_file():
-                checkpoint = "best" if count is None else averaged_weights(trial.job.run, count)
-                base = search.data.base
-                lines = load(trial.job.run, checkpoint=checkpoint, device=device).translate(  # type: ignore[arg-type]
-                    base.split("test").text(base.source)
-                )
-                files.write_text(path, "".join(f"{line}\n" for line in lines))
+    base, best = search.data.base, search.best()
+    for trial in (*search.of_reference(), *best):
+        job = job_for_test(trial)
+        if (job.folder / TRANSLATIONS).is_file():
+            continue
+        # the best checkpoint last: its translations tell that all is done
+        for count in dict.fromkeys((best_average(job) if trial in best else None, None)):
+            checkpoint = "best" if count is None else averaged_weights(job.run, count)
+            translator = load(job.run, checkpoint=checkpoint, device=device)  # type: ignore[arg-type]
+            lines = translator.translate(base.split("test").text(base.source))
+            files.write_text(_translations(job, count), "".join(f"{line}\n" for line in lines))
 
 
-def translations_of(trial: Trial, average: int | None) -> Path:
-    """Where a trial's translations of the test set lie, by its best checkpoint or by a mean."""
-    return trial.job.folder / ("test.txt" if average is None else f"test-averaged-{average}.txt")
+def _translations(job: Job, average: int | None) -> Path:
+    return job.folder / (TRANSLATIONS if average is None else f"test-averaged-{average}.txt")
 
 
 def tabulate_test(search: Search) -> Table | None:
     """The best system's test scores beside the reference's; None before both are translated."""
     base, best, reference = search.data.base, search.best(), search.of_reference()
-    paths = {search.reference_name: [translations_of(trial, None) for trial in reference]}
+    paths = {search.reference_name: [_translations(job_for_test(trial), None) for trial in reference]}
     if best:
-        paths[best[0].system] = [translations_of(trial, None) for trial in best]
-        counts = [best_average(trial) for trial in best]
-        if any(counts):
-            averaged = [translations_of(trial, count) for trial, count in zip(best, counts, strict=True)]
+        jobs = [job_for_test(trial) for trial in best]
+        paths[best[0].system] = [_translations(job, None) for job in jobs]
+        if any(map(best_average, jobs)):
+            averaged = [_translations(job, best_average(job)) for job in jobs]
             paths[f"{best[0].system}, checkpoints averaged"] = averaged
     known = {name: each for name, each in paths.items() if each and all(path.is_file() for path in each)}
     if len(known) < 2 or search.reference_name not in known:
