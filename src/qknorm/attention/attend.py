@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qknorm.attention.dropout import dropout as drop_out
+from qknorm.attention.masks import Visibility, all_see, plain_mask, with_causal
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -20,22 +21,6 @@ SHORT_ON_CPU = 64
 """So many queries and keys at most are attended to by plain products in training on the CPU."""
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _SDPA = F.scaled_dot_product_attention
-
-
-class Visibility(NamedTuple):
-    """A mask made ready once for many calls: `nothing` marks the queries that see no key, None if there are none."""
-
-    mask: Tensor
-    nothing: Tensor | None
-
-    @classmethod
-    def of(cls, mask: Tensor) -> "Visibility":
-        """Kernels differ on queries without any visible key (NaN in some): let these see all, to be zeroed after."""
-        if mask.dtype == torch.bool:
-            nothing = ~mask.any(dim=-1, keepdim=True)
-            return cls(mask | nothing, nothing)
-        nothing = (mask == -torch.inf).all(dim=-1, keepdim=True)
-        return cls(mask.masked_fill(nothing, 0.0), nothing)
 
 
 class Attended(NamedTuple):
@@ -328,11 +313,11 @@ def attend_with_weights(
 
         logits = scale_by(q_bhtd @ k_bhsd.transpose(-2, -1), scale)
         t, s = logits.shape[-2:]
-        all_see = _all_see(mask, is_causal, t, s)
-        mask = _with_causal(_plain(mask), is_causal, t, s, q_bhtd.device)
+        everyone_sees = all_see(mask, is_causal, t, s)
+        mask = with_causal(plain_mask(mask), is_causal, t, s, q_bhtd.device)
         if mask is not None:
             logits = torch.where(mask, logits, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(wide)
-        if all_see:
+        if everyone_sees:
             weights = logits.softmax(dim=-1)
         else:
             nothing_visible = (logits == -torch.inf).all(dim=-1, keepdim=True)
@@ -355,7 +340,7 @@ def _attend_sdpa(
             q_bhtd, k_bhsd, v_bhsd, dropout_p=dropout, is_causal=is_causal, scale=1.0, enable_gqa=grouped
         )
     if is_causal or not isinstance(mask, Visibility):
-        joined = _with_causal(_plain(mask), is_causal, t, s, q_bhtd.device)
+        joined = with_causal(plain_mask(mask), is_causal, t, s, q_bhtd.device)
         assert joined is not None
         mask = Visibility.of(joined)
     visible = mask.mask if mask.mask.dtype == torch.bool else mask.mask.to(q_bhtd.dtype)
@@ -363,37 +348,6 @@ def _attend_sdpa(
         q_bhtd, k_bhsd, v_bhsd, attn_mask=visible, dropout_p=dropout, scale=1.0, enable_gqa=grouped
     )
     return output if mask.nothing is None else output.masked_fill(mask.nothing, 0.0)
-
-
-def _plain(mask: Tensor | Visibility | None) -> Tensor | None:
-    """A mask as it was before it was made ready."""
-    if not isinstance(mask, Visibility):
-        return mask
-    if mask.nothing is None:
-        return mask.mask
-    hidden = False if mask.mask.dtype == torch.bool else -torch.inf
-    return mask.mask.masked_fill(mask.nothing, hidden)
-
-
-def _all_see(mask: Tensor | Visibility | None, is_causal: bool, t: int, s: int) -> bool:
-    """Whether it is known, without a look at the mask, that every query sees a key."""
-    if mask is None:
-        return s > 0 and (not is_causal or t <= s)
-    return isinstance(mask, Visibility) and mask.nothing is None and not is_causal
-
-
-def causal_mask(t: int, s: int, device: torch.device | str | None = None) -> Tensor:
-    """Boolean (t, s): query i sees key j if j ≤ i + (s − t), so that the last query sees all."""
-    return torch.ones(t, s, dtype=torch.bool, device=device).tril(diagonal=s - t)
-
-
-def _with_causal(mask: Tensor | None, is_causal: bool, t: int, s: int, device: torch.device) -> Tensor | None:
-    if not is_causal:
-        return mask
-    causal = causal_mask(t, s, device)
-    if mask is None:
-        return causal
-    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
 
 
 def _per_key_head(p: float | Tensor, kv_heads: int) -> float | Tensor:

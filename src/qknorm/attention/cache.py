@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from qknorm.attention.attend import Visibility
+from qknorm.attention.masks import Visibility
 
 
 class KeyValueCache:

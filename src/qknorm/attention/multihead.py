@@ -8,17 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.attend import (
-    Visibility,
-    attend,
-    attend_normalised_keys,
-    attend_valid,
-    attend_with_weights,
-    causal_mask,
-    may_fuse,
-)
+from qknorm.attention.attend import attend, attend_normalised_keys, attend_valid, attend_with_weights, may_fuse
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.cut import cut_heads, cut_heads_with_room
+from qknorm.attention.masks import Visibility, causal_mask
 from qknorm.attention.norm import Backend, Kind, QKNorm, Span
 from qknorm.attention.rotary import rotary_angles, rotate
 

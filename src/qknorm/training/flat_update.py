@@ -5,6 +5,7 @@
 """
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -108,7 +109,9 @@ class FlatUpdate:
         self._step = torch.zeros((), device=device)
         self._parts, self._decision = torch.zeros(PARTS, device=device), torch.zeros(4, device=device)
         self._adopt_moments()
-        optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_moments())
+        # weakly: an optimiser that held us would keep all these tensors on the device until Python looks for cycles
+        adopt = weakref.WeakMethod(self._adopt_moments)
+        optimizer.register_load_state_dict_post_hook(lambda _: None if (now := adopt()) is None else now())
         self._compile()
 
     def __call__(self) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.attention.adopting.family import See, Shape, own_norm, visible_keys
-from qknorm.attention.attend import causal_mask
+from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
 
 NAME = "qknorm"

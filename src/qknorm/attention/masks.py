@@ -1,0 +1,56 @@
+"""Which queries see which keys: masks made ready once for many calls, and the causal one.
+
+Letters in names of tensors as in `attend.py`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Visibility(NamedTuple):
+    """A mask made ready once for many calls: `nothing` marks the queries that see no key, None if there are none."""
+
+    mask: Tensor
+    nothing: Tensor | None
+
+    @classmethod
+    def of(cls, mask: Tensor) -> "Visibility":
+        """Kernels differ on queries without any visible key (NaN in some): let these see all, to be zeroed after."""
+        if mask.dtype == torch.bool:
+            nothing = ~mask.any(dim=-1, keepdim=True)
+            return cls(mask | nothing, nothing)
+        nothing = (mask == -torch.inf).all(dim=-1, keepdim=True)
+        return cls(mask.masked_fill(nothing, 0.0), nothing)
+
+
+def plain_mask(mask: Tensor | Visibility | None) -> Tensor | None:
+    """A mask as it was before it was made ready."""
+    if not isinstance(mask, Visibility):
+        return mask
+    if mask.nothing is None:
+        return mask.mask
+    hidden = False if mask.mask.dtype == torch.bool else -torch.inf
+    return mask.mask.masked_fill(mask.nothing, hidden)
+
+
+def all_see(mask: Tensor | Visibility | None, is_causal: bool, t: int, s: int) -> bool:
+    """Whether it is known, without a look at the mask, that every query sees a key."""
+    if mask is None:
+        return s > 0 and (not is_causal or t <= s)
+    return isinstance(mask, Visibility) and mask.nothing is None and not is_causal
+
+
+def causal_mask(t: int, s: int, device: torch.device | str | None = None) -> Tensor:
+    """Boolean (t, s): query i sees key j if j ≤ i + (s − t), so that the last query sees all."""
+    return torch.ones(t, s, dtype=torch.bool, device=device).tril(diagonal=s - t)
+
+
+def with_causal(mask: Tensor | None, is_causal: bool, t: int, s: int, device: torch.device) -> Tensor | None:
+    if not is_causal:
+        return mask
+    causal = causal_mask(t, s, device)
+    if mask is None:
+        return causal
+    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
