@@ -33,7 +33,7 @@ WAYS = {
     "side-by-side, plain": Execution(),
     "side-by-side, fused": Execution(layers="fused"),
     "side-by-side, fused, 1 stream": Execution(layers="fused", streams=1),
-    "side-by-side, fused, 3 streams": Execution(layers="fused", streams=3),
+    "side-by-side, fused, 2 streams": Execution(layers="fused", streams=2),
     "side-by-side, compiled": Execution(layers="compiled"),
     "stacked, plain": Execution(together="stacked"),
     "stacked, compiled": Execution(together="stacked", layers="compiled"),

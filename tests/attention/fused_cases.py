@@ -1,12 +1,14 @@
 """The kernels against their reference: on a GPU, or on the CPU in Triton's interpreter (test_fused.py starts it so)."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from qknorm import MultiheadAttention, attend, lp_normalize
+from qknorm.attention.cut import cut_heads, cut_heads_with_room
 from qknorm.attention.fused import normalize_scaled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -47,6 +49,33 @@ def test_gradient_of_p_for_each_head() -> None:
     expected = torch.autograd.grad((lp_normalize(x, p) * 5.0 * weight).sum(), [x, p])
     for mine, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("p_by_head", [False, True])
+@pytest.mark.parametrize("scale_by_head", [False, True])
+def test_p_and_scale_learn_together_each_one_number_or_one_a_head(p_by_head: bool, scale_by_head: bool) -> None:
+    x, weight = draw(2, 3, 40, 16).requires_grad_(), draw(2, 3, 40, 16)  # rows of several programs, the last not full
+    p = torch.full((3, 1, 1) if p_by_head else (), 2.6, device=DEVICE, requires_grad=True)
+    scale = torch.full((3,) if scale_by_head else (), 4.0, device=DEVICE, requires_grad=True)
+    plain = lp_normalize(x, p) * (scale.view(3, 1, 1) if scale_by_head else scale)
+    found = torch.autograd.grad((normalize_scaled(x, p, scale) * weight).sum(), [x, p, scale])
+    for mine, reference in zip(found, torch.autograd.grad((plain * weight).sum(), [x, p, scale]), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_come_to_their_room_once_however_often_a_part_is_used() -> None:
+    joined = draw(2, 5, 6 * 8).requires_grad_()
+
+    def gradient(cut: Callable[..., tuple[Tensor, ...]], normalize: Callable[..., Tensor], twice: bool) -> Tensor:
+        q, k, v = cut(joined, (3, 2, 1), 8)
+        out = normalize(q, 3.0, 2.0).sin().sum() + (normalize(k, 1.5, 2.0) * v).sin().sum()
+        out = out + (normalize(q, 2.0, 5.0) * q).sum() if twice else out
+        return torch.autograd.grad(out, joined)[0]
+
+    for twice in (False, True):
+        expected = gradient(cut_heads, lambda x, p, scale: lp_normalize(x, p) * scale, twice)
+        found = gradient(cut_heads_with_room, normalize_scaled, twice)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("p", PS)

@@ -1,6 +1,8 @@
 """Language models through fused kernels against their plain reference: on a GPU, or in Triton's interpreter."""
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -125,3 +127,18 @@ def test_steps_equal_plain_steps_with_any_part(part: str, decay_matrices_only: b
 def test_decay_is_for_those_it_is_meant_for() -> None:
     all_decay, matrices = take_steps(Fast.everything(), False)[1], take_steps(Fast.everything(), True)[1]
     assert not torch.allclose(all_decay["norm.weight"], matrices["norm.weight"], rtol=1e-3)
+
+
+def test_a_step_that_is_let_go_leaves_its_memory_at_once() -> None:
+    take_steps(Fast(), True)  # what a first optimiser imports may hold its maker for a while
+    model = make_model()
+    settings = LanguageModelTraining(precision="float32", compile=False)
+    step = TrainingStep(model, model, settings, DEVICE, Objective(next_token_loss), Fast.everything())
+    assert step._fast.flat is not None and step._fast.update is not None
+    held = [weakref.ref(each) for each in (step._fast.flat, step._fast.update)]
+    gc.disable()
+    try:
+        del model, step
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
