@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from qknorm import QKNorm, initial_scale, lp_normalize, matched_scale
+from qknorm.attention import norm
 
 PS = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf]
 sizes = st.floats(-30, 30)
@@ -108,6 +110,27 @@ def test_integers_are_refused() -> None:
 def test_any_dimension(dim: int) -> None:
     x = rows(6, 3, 4, 5)
     torch.testing.assert_close(lp_normalize(x, 3.0, dim=dim), lp_normalize(x.movedim(dim, -1), 3.0).movedim(-1, dim))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-14, 1.0, 1e14, 1e30])
+def test_plain_squares_give_what_safe_ones_give(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = (size * torch.randn(3, 5, 16)).requires_grad_()
+    weight = torch.randn(3, 5, 16)
+    plain = norm._plain_direction(x.detach(), -1, torch.finfo(torch.float32).tiny)
+    assert (plain is not None) == (1e-15 < size < 1e15)
+    found = lp_normalize(x)
+    (gradient,) = torch.autograd.grad((found * weight).sum(), x)
+    monkeypatch.setattr(norm, "_plain_direction", lambda *_: None)
+    safe = lp_normalize(x)
+    torch.testing.assert_close(found, safe, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(gradient, torch.autograd.grad((safe * weight).sum(), x)[0], rtol=1e-5, atol=1e-6 / size)
+
+
+def test_a_tensor_that_stands_for_others_is_not_looked_at() -> None:
+    seen = make_fx(lambda x: lp_normalize(x))(torch.randn(2, 4))
+    torch.testing.assert_close(seen(torch.zeros(2, 4)), torch.zeros(2, 4))  # traced with numbers that were in range
+    assert norm._plain_direction(torch.empty(0, 4), -1, 0.0) is None
+    assert norm._plain_direction(torch.empty(2, 4, device="meta"), -1, 0.0) is None
 
 
 def test_works_under_vmap() -> None:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_blocks import LOG2_E, load_rows, product, unit_rows
+from qknorm.attention.values import may_look_at
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MOST_QUERIES = 16
@@ -214,12 +215,8 @@ def why_not(
 
 def why_not_values_alone(tensors: list[Tensor]) -> str | None:
     """Why more than values is wanted of a computation with these, or they have none; None if that is not so."""
-    if any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
-        return "the tensors stand for others"
-    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
-        return "the tensors stand for others"
-    if torch._C._len_torch_dispatch_stack():
-        return "someone follows every operation"
+    if not may_look_at(*tensors):
+        return "the tensors stand for others, or someone follows every operation"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "a gradient is wanted"
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from qknorm.attention.values import may_look_at
+
 Kind = Literal["lp", "rms", "layer", "none"]
 Span = Literal["head", "width"]
 Backend = Literal["auto", "reference", "sdpa", "fused"]
 
 DEFAULT_LENGTH = 128
 """The sequence length a scale starts from where none is given: a paragraph of subwords."""
+SQUARES_FROM, SQUARES_TO = 1e-15, 1e15
+"""Lengths whose squares, and those of entries that count beside them, float32 holds in full."""
 
 
 def lp_normalize(x: Tensor, p: float | Tensor = 2.0, dim: int = -1, eps: float | None = None) -> Tensor:
@@ -150,6 +154,8 @@ class _Direction(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, p: float | Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
+        if not isinstance(p, Tensor) and p == 2 and (found := _plain_direction(x, dim, eps)) is not None:
+            return found
         largest = x.abs().amax(dim, keepdim=True)  # on the CPU 15 times as fast as vector_norm with p = ∞
         largest = largest.masked_fill(largest <= eps, math.inf)  # what is divided by infinity is zero, both ways
         unit = x / largest
@@ -187,6 +193,19 @@ class _Direction(torch.autograd.Function):
         if not learned or not ctx.needs_input_grad[1]:
             return to_x, None, None, None
         return to_x, _gradient_of_p(direction, p, to_log_length, ctx.dim), None, None
+
+
+def _plain_direction(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor] | None:
+    """(x/‖x‖₂, ‖x‖₂) with squares as they are, if they are in range: twice to ten times as fast on the CPU.
+
+    There a look at the lengths costs nothing; a GPU would have to be waited for.
+    """
+    if x.device.type != "cpu" or not x.numel() or not may_look_at(x):
+        return None
+    length = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+    low, high = length.aminmax()
+    in_range = max(SQUARES_FROM, eps * math.sqrt(x.shape[dim])) < low and high < SQUARES_TO
+    return (x / length, length) if in_range else None
 
 
 def _slope_of_length(direction: Tensor, p: float | Tensor, dim: int) -> Tensor:
