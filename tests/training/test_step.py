@@ -167,3 +167,16 @@ def test_precision_by_name_and_by_device(monkeypatch):
     step = make_step(model, precision="bfloat16")
     step([batch], tokens(batch), 1e-3)
     assert all(parameter.dtype == torch.float32 and parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("decay_matrices_only", [False, True])
+def test_what_is_frozen_stays_as_it_is(decay_matrices_only):
+    model = make_model()
+    frozen = model.words.weight.requires_grad_(False)
+    before = frozen.clone()
+    step = make_step(model, weight_decay=0.5, decay_matrices_only=decay_matrices_only)
+    others = model.encoder[0].feed_forward.widen.weight.detach().clone()
+    batch = make_batch(0)
+    step([batch], tokens(batch), 1e-2)
+    assert torch.equal(frozen, before) and frozen.grad is None
+    assert not torch.equal(model.encoder[0].feed_forward.widen.weight, others)

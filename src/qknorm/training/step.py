@@ -61,7 +61,7 @@ class TrainingStep:
             keep_freed_memory()
         self.learning_rate = torch.zeros((), device=device) if cuda else 0.0
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model) if settings.decay_matrices_only else model.parameters(),
+            _decay_groups(model) if settings.decay_matrices_only else _learning(model),
             lr=self.learning_rate if cuda else 1.0,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -85,7 +85,7 @@ class TrainingStep:
         if choose_compile(settings, device) and settings.parallel != "fsdp" and not fast.model:
             inner.compile_layers()  # type: ignore[operator]
             self._loss = torch.compile(self._loss, dynamic=True)
-        for parameter in model.parameters():
+        for parameter in _learning(model):
             parameter.grad = torch.zeros_like(parameter)
         self._make_moments()
         self._fast = FastStep(inner, fast, self.precision, self.optimizer, settings.clip, self.sums)
@@ -256,9 +256,14 @@ def _cpu_multiplies_bfloat16() -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
+def _learning(model: nn.Module) -> list[nn.Parameter]:
+    """Its parameters but for those that are frozen, which weight decay must not touch either."""
+    return [each for each in model.parameters() if each.requires_grad]
+
+
 def _decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """The parameters in two groups: matrices, and those that weight decay leaves alone."""
-    parameters = list(model.parameters())
+    parameters = _learning(model)
     return [
         {"params": [each for each in parameters if each.dim() >= 2]},
         {"params": [each for each in parameters if each.dim() < 2], "weight_decay": 0.0},

@@ -135,6 +135,10 @@ class FusedSideBySide(SideBySide):
         self._for_each(gradients_and_update)
         self._step += 1
 
+    def _update(self, rate: float | None) -> None:
+        for step in self._steps:
+            self._update_one(step, rate)
+
     def _update_one(self, step: FastStep, rate: float | None) -> None:
         assert step.update is not None
         if rate is not None:
