@@ -150,6 +150,34 @@ def relu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
     yield Table(f"relu_forward, {count} × {d}", count * d * 4 / 1e6, jobs)
 
 
+def gelu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
+    """GELU without bias or dropout, as language models have it: backward, then forward."""
+    z, out, to_out = (draw(count, d, HALF, device) for _ in range(3))
+    seed = torch.tensor([7], device=device)
+    flags = {"HAS_BIAS": False, "DROPS": False}
+
+    def back(launch: Launch) -> Job:
+        grid, tile = launch.over_columns(count, d)
+        return lambda i: fused_kernels.gelu_backward[grid](
+            z[i % ROTATING], z[0], to_out[i % ROTATING], out[i % ROTATING], out[0], seed, SITE, 0, 1.0, count, d,
+            **flags, **tile,
+        )  # fmt: skip
+
+    def forth(launch: Launch) -> Job:
+        grid, tile = launch.over_columns(count, d)
+        return lambda i: fused_kernels.gelu_forward[grid](
+            z[i % ROTATING], z[0], out[i % ROTATING], seed, SITE, 0, 1.0, count, d, **flags, **tile
+        )
+
+    launches = [
+        Launch(entries, warps, columns=512) for entries, warps in ((1_024, 4), (2_048, 4), (4_096, 8), (2_048, 2))
+    ]
+    launches += [Launch(2_048, 4, columns=256), Launch(2_048, 4, 1_056, 512)]
+    yield Table(f"gelu_backward, {count} × {d}", count * d * 6 / 1e6, ways("gelu_backward", launches, back))
+    launches = launches[:-1]  # the forward kernel does not walk
+    yield Table(f"gelu_forward, {count} × {d}", count * d * 4 / 1e6, ways("gelu_forward", launches, forth))
+
+
 def sum_table(count: int, d: int, device: torch.device) -> Table:
     """Sums of columns, of rows that have room for a multiple of 16."""
     padded = -(-d // 16) * 16
@@ -272,6 +300,7 @@ def tune(tokens: int, width: int, feed_forward: int, vocabulary: int, parameters
         lambda: list(update_tables(parameters, device)),
         lambda: [sum_table(tokens, d, device) for d in (width, 3 * width, vocabulary)],
         lambda: list(relu_tables(tokens, feed_forward, device)),
+        lambda: list(gelu_tables(tokens, feed_forward, device)),
         functools.partial(_wide_tables, tokens, 2 * width, device),
     ]
     made = [make() for make in groups]

@@ -52,4 +52,4 @@ def test_the_benchmark_that_compares_launches_runs() -> None:
     assert "Error" not in done.stdout, done.stdout
     for kernel in set(LAUNCHES) - {"embed_forward", "embed_backward", "unit_rows"}:
         assert re.search(rf"^\| {kernel}, ", done.stdout, re.MULTILINE), kernel
-    assert len(re.findall(r"^\| Launch\(.*← now \| [\d.]+ \|", done.stdout, re.MULTILINE)) == 13
+    assert len(re.findall(r"^\| Launch\(.*← now \| [\d.]+ \|", done.stdout, re.MULTILINE)) == 15

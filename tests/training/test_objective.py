@@ -116,6 +116,17 @@ def test_losses_in_few_passes_equal_the_reference(size, everything_allowed):
         torch.testing.assert_close(one, reference, rtol=2e-6, atol=2e-6 * max(1.0, size))
 
 
+def test_autocast_leaves_losses_in_float32():
+    logits, allowed = torch.randn(4, 9), torch.ones(9, dtype=torch.bool)
+    allowed[:3] = False
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    targets = torch.tensor([4, 5, 0, 8])
+    expected = label_smoothed_loss(logits, targets, allowed, 0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = label_smoothed_loss(logits, targets, allowed, 0.1)
+    assert found == expected and found.smoothed.isfinite()
+
+
 def test_a_logit_that_is_no_number_shows_in_the_loss():
     logits = make_logits()
     logits[0, 1, 4] = torch.nan

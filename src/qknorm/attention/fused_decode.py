@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_blocks import LOG2_E, load_rows, product, unit_rows
-from qknorm.attention.values import may_look_at
+from qknorm.attention.values import someone_follows, stand_for_others
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 MOST_QUERIES = 16
@@ -215,8 +215,10 @@ def why_not(
 
 def why_not_values_alone(tensors: list[Tensor]) -> str | None:
     """Why more than values is wanted of a computation with these, or they have none; None if that is not so."""
-    if not may_look_at(*tensors):
-        return "the tensors stand for others, or someone follows every operation"
+    if stand_for_others(*tensors):
+        return "the tensors stand for others"
+    if someone_follows():
+        return "someone follows every operation"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "a gradient is wanted"
     if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):

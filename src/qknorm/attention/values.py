@@ -6,7 +6,16 @@ from torch import Tensor, nn
 
 def may_look_at(*tensors: Tensor) -> bool:
     """Whether these hold numbers of their own, and nobody follows what is done with them to repeat it with others."""
-    if torch.compiler.is_compiling() or any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
-        return False
-    followed = torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
-    return not followed and not torch._C._len_torch_dispatch_stack()
+    return not (torch.compiler.is_compiling() or stand_for_others(*tensors) or someone_follows())
+
+
+def stand_for_others(*tensors: Tensor) -> bool:
+    """Whether some are fake, nested, of another subclass, or batched or traced by a transform."""
+    if any(type(x) not in (Tensor, nn.Parameter) for x in tensors):
+        return True
+    return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+
+
+def someone_follows() -> bool:
+    """Whether a dispatch mode sees every operation."""
+    return bool(torch._C._len_torch_dispatch_stack())

@@ -49,7 +49,8 @@ class _TokenLosses(torch.autograd.Function):
         p, number = torch.softmax(logits, dim=-1), allowed.sum()
         log_mass = logits.amax(dim=-1) - p.amax(dim=-1).log()
         finite = logits.clamp(min=torch.finfo(logits.dtype).min)  # since −∞ · 0 is no number
-        spread = log_mass - finite @ allowed.to(logits.dtype) / number
+        with torch.autocast(logits.device.type, enabled=False):  # in half precision the lowest number would be −∞
+            spread = log_mass - finite @ allowed.to(logits.dtype) / number
         ctx.save_for_backward(p, targets, allowed, number)
         return log_mass - logits.gather(1, targets.unsqueeze(1)).squeeze(1), spread
 

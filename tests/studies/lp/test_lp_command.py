@@ -43,7 +43,7 @@ def test_a_study_in_parts_and_its_page(
         study(text, first, "--p", "2,3", "--arms", "same-scale,dot-product", "--folds", "0-1")
         out = capsys.readouterr().out
         assert "6 runs on words.txt, 0 finished before, on cpu" in out
-        assert "Does p > 2 beat p = 2" in out and "Validation loss (nats per character)" in out
+        assert "Does p > 2 end lower than p = 2" in out and "Validation loss (nats per character)" in out
         study(text, first, "--p", "2,3", "--arms", "same-scale,dot-product", "--folds", "0-1")
         assert "6 finished before" in capsys.readouterr().out
         study(text, second, "--p", "2,3", "--arms", "same-scale,matched", "--folds", "2", "--stack", "2")
