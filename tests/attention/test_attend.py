@@ -262,3 +262,28 @@ def test_it_can_be_traced(kv: int) -> None:
     first, second = draw(1, kv=kv), draw(2, kv=kv)
     traced = torch.jit.trace(lambda *x: attend(*x, scale=0.5), first)
     torch.testing.assert_close(traced(*second), attend(*second, scale=0.5))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "learns"), [(1, 90, False), (16, 7, False), (17, 7, False), (64, 64, True)]
+)
+def test_plain_products_on_the_cpu_are_what_pytorchs_kernels_give(queries: int, keys: int, learns: bool) -> None:
+    q, k, v = (torch.randn(2, 4, n, 16, requires_grad=learns) for n in (queries, keys, keys))
+    mask = torch.rand(2, 1, 1, keys) > 0.3
+    mask[1] = False  # a sentence that nobody may look at
+    results = []
+    for backend in ("auto", "sdpa"):
+        out = attend(q, k, v, scale=0.25, mask=mask, backend=backend)  # type: ignore[arg-type]
+        results.append([out, *(torch.autograd.grad(out.square().sum(), (q, k, v)) if learns else ())])
+    for plain, kernels in zip(*results, strict=True):
+        torch.testing.assert_close(plain, kernels, atol=1e-5, rtol=1e-5)
+    assert not results[0][0][1].any()
+
+
+def test_who_watches_pytorchs_attention_sees_few_queries_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, real = [], torch.nn.functional.scaled_dot_product_attention
+    watched = lambda *given, **how: calls.append(1) or real(*given, **how)  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 5, 5))
+    attend(q, k, v, scale=1.0)
+    assert calls == [1]

@@ -19,6 +19,8 @@ from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 SHORT_ON_CPU = 64
 """So many queries and keys at most are attended to by plain products in training on the CPU."""
+FEW_ON_CPU = 16
+"""So many queries at most are, over any number of keys, where nothing is learned."""
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _SDPA = F.scaled_dot_product_attention
 
@@ -125,13 +127,17 @@ def _slow_in_kernels(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, dropout: fl
     """Whether the formula as it is written is faster than PyTorch's attention, as often on the CPU.
 
     With dropout PyTorch has no fused kernel there and draws its random numbers slowly; over short rows its backward
-    takes thrice as long as plain products.
+    takes thrice as long as plain products, and so does its forward for the few queries of a step of decoding.
     """
     if q_bhtd.device.type != "cpu" or torch.compiler.is_compiling():
         return False
+    if dropout > 0:
+        return True
+    if q_bhtd.dtype != torch.float32 or F.scaled_dot_product_attention is not _SDPA:  # it may be replaced to watch it
+        return False
+    t, s = q_bhtd.shape[2], k_bhsd.shape[2]
     derives = torch.is_grad_enabled() and any(x.requires_grad for x in (q_bhtd, k_bhsd, v_bhsd))
-    short = q_bhtd.dtype == torch.float32 and max(q_bhtd.shape[2], k_bhsd.shape[2]) <= SHORT_ON_CPU
-    return dropout > 0 or (derives and short)
+    return max(t, s) <= SHORT_ON_CPU if derives else t <= FEW_ON_CPU
 
 
 def _worth_it(q_bhtd: Tensor, k_bhsd: Tensor) -> bool:
