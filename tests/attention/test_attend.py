@@ -287,3 +287,9 @@ def test_who_watches_pytorchs_attention_sees_few_queries_too(monkeypatch: pytest
     q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 5, 5))
     attend(q, k, v, scale=1.0)
     assert calls == [1]
+
+
+def test_autocast_on_the_cpu_gives_half_precision_for_few_queries_too() -> None:
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (1, 5, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(q, k, v, scale=1.0).dtype == torch.bfloat16

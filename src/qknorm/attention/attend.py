@@ -133,7 +133,9 @@ def _slow_in_kernels(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, dropout: fl
         return False
     if dropout > 0:
         return True
-    if q_bhtd.dtype != torch.float32 or F.scaled_dot_product_attention is not _SDPA:  # it may be replaced to watch it
+    if q_bhtd.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    if F.scaled_dot_product_attention is not _SDPA:  # most often replaced to watch it
         return False
     t, s = q_bhtd.shape[2], k_bhsd.shape[2]
     derives = torch.is_grad_enabled() and any(x.requires_grad for x in (q_bhtd, k_bhsd, v_bhsd))

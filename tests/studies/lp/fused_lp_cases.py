@@ -10,7 +10,7 @@ from qknorm.studies.lp.training import Execution, train_stack
 FUSED = Execution(layers="fused")
 
 
-@pytest.mark.parametrize("runs", [THREE, [DOT_PRODUCT], [LEARNED]], ids=["p = 3", "dot product", "learned p"])
+@pytest.mark.parametrize("runs", [THREE[:2], [DOT_PRODUCT], [LEARNED]], ids=["p = 3", "dot product", "learned p"])
 def test_fused_layers_learn_what_plain_ones_learn(runs: list[Run]) -> None:
     check_against_plain(runs, tiny_study(learning_rate=1e-2, clip=0.5), FUSED)
 
