@@ -140,14 +140,14 @@ def relu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
 
     def forth(launch: Launch) -> Job:
         grid, tile = launch.over_columns(count, d)
-        return lambda i: fused_kernels.relu_forward[grid](
-            z[i % ROTATING], bias, out[i % ROTATING], *drop, HAS_BIAS=True, DROPS=True, **tile
+        return lambda i: fused_kernels.activation_forward[grid](
+            z[i % ROTATING], bias, out[i % ROTATING], *drop, GELU=False, HAS_BIAS=True, DROPS=True, **tile
         )
 
     launches = [Launch(entries, warps, columns=512) for entries, warps in ((2_048, 4), (4_096, 4), (8_192, 8))]
     launches += [Launch(4_096, 4, columns=1_024), Launch(2_048, 2, columns=512), Launch(4_096, 4, columns=256)]
-    jobs = ways("relu_forward", launches, forth)
-    yield Table(f"relu_forward, {count} × {d}", count * d * 4 / 1e6, jobs)
+    jobs = ways("activation_forward", launches, forth)
+    yield Table(f"activation_forward, {count} × {d}", count * d * 4 / 1e6, jobs)
 
 
 def gelu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
@@ -165,8 +165,8 @@ def gelu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
 
     def forth(launch: Launch) -> Job:
         grid, tile = launch.over_columns(count, d)
-        return lambda i: fused_kernels.gelu_forward[grid](
-            z[i % ROTATING], z[0], out[i % ROTATING], seed, SITE, 0, 1.0, count, d, **flags, **tile
+        return lambda i: fused_kernels.activation_forward[grid](
+            z[i % ROTATING], z[0], out[i % ROTATING], seed, SITE, 0, 1.0, count, d, GELU=True, **flags, **tile
         )
 
     launches = [
@@ -175,7 +175,8 @@ def gelu_tables(count: int, d: int, device: torch.device) -> Iterator[Table]:
     launches += [Launch(2_048, 4, columns=256), Launch(2_048, 4, 1_056, 512)]
     yield Table(f"gelu_backward, {count} × {d}", count * d * 6 / 1e6, ways("gelu_backward", launches, back))
     launches = launches[:-1]  # the forward kernel does not walk
-    yield Table(f"gelu_forward, {count} × {d}", count * d * 4 / 1e6, ways("gelu_forward", launches, forth))
+    jobs = ways("activation_forward", launches, forth)
+    yield Table(f"activation_forward, GELU, {count} × {d}", count * d * 4 / 1e6, jobs)
 
 
 def sum_table(count: int, d: int, device: torch.device) -> Table:

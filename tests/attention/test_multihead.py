@@ -260,6 +260,7 @@ def test_rotary_order_matters_unless_p_is_2() -> None:
 def test_compiles_whole(options: dict[str, object]) -> None:
     module = MultiheadAttention(32, 4, batch_first=True, **options)  # type: ignore[arg-type]
     compiled = torch.compile(copy.deepcopy(module), fullgraph=True)
+    module.backend = "sdpa"  # what a compiled one takes, whatever is faster in short sequences on a CPU
     x = torch.randn(2, 6, 32)
     padding = torch.zeros(2, 6, dtype=torch.bool)
     padding[0, 4:] = True
@@ -269,7 +270,7 @@ def test_compiles_whole(options: dict[str, object]) -> None:
         output.pow(2).sum().backward()
         results.append([output, *(p.grad for p in m.parameters())])
     for eager, fast in zip(*results, strict=True):
-        torch.testing.assert_close(fast, eager, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fast, eager, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", KINDS)

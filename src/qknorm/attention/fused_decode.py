@@ -95,8 +95,7 @@ def decode_kernel(
     k_ptr += batch * k_b + key_head * k_h
     v_ptr += batch * v_b + key_head * v_h
 
-    largest = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    largest, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for start in tl.range(0, s, KEYS):
         keys = start + tl.arange(0, KEYS)

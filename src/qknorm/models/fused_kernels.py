@@ -171,10 +171,11 @@ def add_norm_backward(
 
 
 @triton.jit(do_not_specialize=["site", "count"])
-def relu_forward(
-    z_ptr, bias_ptr, out_ptr, seed_ptr, site, dropped, scale_up, count, d, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
+def activation_forward(
+    z_ptr, bias_ptr, out_ptr, seed_ptr, site, dropped, scale_up, count, d, GELU: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DROPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """GELU, or else ReLU."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows, columns = first + tl.arange(0, ROWS), tl.program_id(1) * BLOCK + _columns(BLOCK)
     inside = columns < d
@@ -183,9 +184,13 @@ def relu_forward(
     z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
     if HAS_BIAS:
         z += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    out = tl.where(z <= 0.0, 0.0, z * scale_up)  # NaN stays NaN
+    if GELU:
+        below, _ = _normal(z)
+        out = z * below * scale_up
+    else:
+        out = tl.where(z <= 0.0, 0.0, z * scale_up)  # NaN stays NaN
     if DROPS:
-        first_group, groups = tl.program_id(1) * (BLOCK // 4), tl.num_programs(1) * (BLOCK // 4)
+        first_group, groups = tl.program_id(1) * (BLOCK // 4), (d + 3) // 4
         kept = _kept(tl.load(seed_ptr), site, first, groups, first_group, dropped, ROWS, BLOCK)
         out = tl.where(kept, out, 0.0)
     tl.store(out_ptr + at, out, mask=real)
@@ -211,28 +216,6 @@ def relu_backward(
         to_bias += _of_thread(to_z, ROWS, BLOCK, APART)
     if HAS_BIAS:
         tl.atomic_add(to_bias_ptr + columns, tl.sum(to_bias, axis=0), mask=inside, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["site", "count"])
-def gelu_forward(
-    z_ptr, bias_ptr, out_ptr, seed_ptr, site, dropped, scale_up, count, d, HAS_BIAS: tl.constexpr, DROPS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    rows, columns = first + tl.arange(0, ROWS), tl.program_id(1) * BLOCK + _columns(BLOCK)
-    inside = columns < d
-    real = (rows < count)[:, None] & inside[None, :]
-    at = (rows * d)[:, None] + columns[None, :]
-    z = tl.load(z_ptr + at, mask=real, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        z += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
-    below, _ = _normal(z)
-    out = z * below * scale_up
-    if DROPS:
-        first_group, groups = tl.program_id(1) * (BLOCK // 4), (d + 3) // 4
-        kept = _kept(tl.load(seed_ptr), site, first, groups, first_group, dropped, ROWS, BLOCK)
-        out = tl.where(kept, out, 0.0)
-    tl.store(out_ptr + at, out, mask=real)
 
 
 @triton.jit(do_not_specialize=["site", "count"])

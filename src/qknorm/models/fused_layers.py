@@ -109,21 +109,27 @@ class _AddNorm(torch.autograd.Function):
         return to_x, to_y if has_y else None, *to_parameters, None, None, None, None, None
 
 
+def _activate(z: Tensor, bias: Tensor | None, drop: Drop, *, gelu: bool) -> tuple[Tensor, Tensor]:
+    """z as the kernel read it, and dropout(gelu or relu of z + bias)."""
+    from qknorm.models.fused_kernels import activation_forward
+
+    z = z.contiguous()
+    count, d = z.numel() // z.shape[-1], z.shape[-1]
+    out = torch.empty_like(z)
+    grid, tile = LAUNCHES["activation_forward"].over_columns(count, d)
+    activation_forward[grid](
+        z, z if bias is None else bias, out, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d,
+        GELU=gelu, HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, **tile,
+    )  # fmt: skip
+    return z, out
+
+
 class _BiasReluDropout(torch.autograd.Function):
     """z ↦ dropout(relu(z + bias)); the backward sees in the result what was dropped."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, drop: Drop, flat: FlatParameters | None) -> Tensor:
-        from qknorm.models.fused_kernels import relu_forward
-
-        z = z.contiguous()
-        count, d = z.numel() // z.shape[-1], z.shape[-1]
-        out = torch.empty_like(z)
-        grid, tile = LAUNCHES["relu_forward"].over_columns(count, d)
-        relu_forward[grid](
-            z, z if bias is None else bias, out, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d,
-            HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, **tile,
-        )  # fmt: skip
+        _, out = _activate(z, bias, drop, gelu=False)
         ctx.save_for_backward(out, bias)
         ctx.scale_up, ctx.flat = drop.scale_up, flat
         return out
@@ -150,16 +156,7 @@ class _BiasGeluDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, drop: Drop, flat: FlatParameters | None) -> Tensor:
-        from qknorm.models.fused_kernels import gelu_forward
-
-        z = z.contiguous()
-        count, d = z.numel() // z.shape[-1], z.shape[-1]
-        out = torch.empty_like(z)
-        grid, tile = LAUNCHES["gelu_forward"].over_columns(count, d)
-        gelu_forward[grid](
-            z, z if bias is None else bias, out, drop.seed, drop.site, drop.dropped, drop.scale_up, count, d,
-            HAS_BIAS=bias is not None, DROPS=drop.dropped > 0, **tile,
-        )  # fmt: skip
+        z, out = _activate(z, bias, drop, gelu=True)
         ctx.save_for_backward(z, bias)
         ctx.drop, ctx.flat = drop, flat
         return out

@@ -55,9 +55,8 @@ class Launch(NamedTuple):
 LAUNCHES = {
     "add_norm_forward": Launch(2_048, 4),
     "add_norm_backward": Launch(2_048, 4, programs=264, stages=3),
-    "relu_forward": Launch(2_048, 4, columns=512),
+    "activation_forward": Launch(2_048, 4, columns=512),
     "relu_backward": Launch(2_048, 1, programs=1056, columns=256),
-    "gelu_forward": Launch(2_048, 4, columns=512),
     "gelu_backward": Launch(1_024, 4, columns=512),
     "column_sum": Launch(4_096, 1, columns=64),
     "embed_forward": Launch(2_048, 4),
