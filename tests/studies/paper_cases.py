@@ -1,12 +1,14 @@
 """Small data, settings and finished jobs for the tests of the grid and of the paper's tables."""
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qknorm import files
 from qknorm.config import Prepare, Subwords, Train
-from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result
+from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result, View, look
 from qknorm.studies.grid.scores import Measure, measures_for
+from qknorm.studies.grid.work import do
 from qknorm.studies.recipes import change
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
@@ -67,3 +69,19 @@ def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0) -> N
     files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
     made_by = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
     Result("finished", "the end", seconds, 100, 50, 90.0 - wrong, 1_000, scores, made_by).write(job.folder)
+
+
+class GridInThisProcess:
+    """In the place of `LocalGrid`: does one job after another."""
+
+    def __init__(
+        self, jobs: Sequence[Job], slots: object, on_change: Callable[[list[View]], None], max_minutes: object = None
+    ) -> None:
+        self._jobs, self._on_change = jobs, on_change
+
+    def run(self) -> bool:
+        for job in self._jobs:
+            job.write()
+            assert do(job.folder, "cpu") == "done"
+        self._on_change([look(job) for job in self._jobs])
+        return True

@@ -1,7 +1,7 @@
 """`qknorm study paper` itself, its trainings made tiny and done in this process."""
 
 import pytest
-from paper_cases import prepare_copy, tiny
+from paper_cases import GridInThisProcess, prepare_copy, tiny
 
 from qknorm.cli import grid_display, study_paper
 from qknorm.cli.main import main
@@ -9,7 +9,6 @@ from qknorm.cli.study import run
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import look
-from qknorm.studies.grid.work import do
 from qknorm.studies.paper import plan as planning
 from qknorm.studies.recipes import change
 from qknorm.text.prepared import PreparedData
@@ -28,19 +27,8 @@ def here(data, monkeypatch):
         norms = {"model.norm": settings.model.norm, "model.attention": settings.model.attention.model_dump()}
         return change(tiny(), {**norms, "training.seed": settings.training.seed})
 
-    class Grid:
-        def __init__(self, jobs, slots, on_change, max_minutes=None):
-            self.jobs, self.on_change = jobs, on_change
-
-        def run(self):
-            for job in self.jobs:
-                job.write()
-                assert do(job.folder, "cpu") == "done"
-            self.on_change([look(job) for job in self.jobs])
-            return True
-
     monkeypatch.setattr(planning, "make_quick", shrink)
-    monkeypatch.setattr(study_paper, "LocalGrid", Grid)
+    monkeypatch.setattr(study_paper, "LocalGrid", GridInThisProcess)
     monkeypatch.setattr(study_paper, "_prepare_demo", lambda folder: None)
     monkeypatch.setattr(planning, "find_data", lambda pair, folder: data.folder)
 

@@ -3,13 +3,11 @@
 import shutil
 
 import pytest
-from paper_cases import prepare_copy, tiny
+from paper_cases import GridInThisProcess, prepare_copy, tiny
 
 from qknorm.cli import study_tune
 from qknorm.cli.study import run
 from qknorm.errors import InputError
-from qknorm.studies.grid.jobs import look
-from qknorm.studies.grid.work import do
 from qknorm.studies.recipes import change
 from qknorm.studies.tune import search as searching
 
@@ -26,19 +24,8 @@ def here(data, monkeypatch):
     def shrink(settings):
         return change(tiny(), {"model.norm": settings.model.norm, "model.positions": settings.model.positions})
 
-    class Grid:
-        def __init__(self, jobs, slots, on_change, max_minutes=None):
-            self.jobs, self.on_change = jobs, on_change
-
-        def run(self):
-            for job in self.jobs:
-                job.write()
-                assert do(job.folder, "cpu") == "done"
-            self.on_change([look(job) for job in self.jobs])
-            return True
-
     monkeypatch.setattr(searching, "make_quick", shrink)
-    monkeypatch.setattr(study_tune, "LocalGrid", Grid)
+    monkeypatch.setattr(study_tune, "LocalGrid", GridInThisProcess)
     monkeypatch.setattr(study_tune, "_open", lambda arguments: data)
 
 
