@@ -50,10 +50,14 @@ def draw(rows: Rows, path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     loss, bleu = figure.subplots(1, 2)
+    colours: dict[str, str] = {}  # runs that differ in their seed alone share one
     for run, evaluations in rows.items():
+        system = run.rpartition("-")[0] or run
+        label = None if system in colours else system
+        colour = colours.setdefault(system, f"C{len(colours)}")
         steps = [each["step"] for each in evaluations]
-        loss.plot(steps, [each["dev_loss"] for each in evaluations], label=run, linewidth=1.3)
-        bleu.plot(steps, [each["dev_bleu"] for each in evaluations], label=run, linewidth=1.3)
+        for axis, name in ((loss, "dev_loss"), (bleu, "dev_bleu")):
+            axis.plot(steps, [each[name] for each in evaluations], color=colour, label=label, linewidth=1.1)
     last = [each["dev_loss"] for evaluations in rows.values() for each in evaluations if each["step"] > 2_000]
     if last:
         loss.set_ylim(min(last) - 0.05, max(last) + 0.3)

@@ -1,18 +1,22 @@
 """How time and memory of a training step grow with length, batch, width and depth: each doubled four times.
 
     python benchmarks/growth.py --output docs/results/growth        # a table, growth.md, and a picture, growth.png
+    python benchmarks/growth.py --precision bfloat16 --output docs/results/growth-h200    # on a GPU
     python benchmarks/growth.py --smoke                             # tiny, to see that everything still runs
 
 One thing grows while the others stay. A step is all of it: forward, loss, backward, clipping, optimiser. An exponent of
 1 is linear growth, 2 is quadratic; it is fitted to all five points, and given for the last doubling alone, where what
-does not grow weighs least. Peak memory is that of tensors: on a GPU what torch.cuda.max_memory_allocated says; on the
-CPU what the profiler of PyTorch saw allocated at most at one time, and what model and optimiser held before the step.
+does not grow weighs least. Peak memory is that of tensors: on a GPU what torch.cuda.max_memory_allocated says, less
+what was there before; on the CPU what the profiler of PyTorch saw allocated at most at one time, and what model and
+optimiser held before the step.
 """
 
 import argparse
+import gc
 import math
 import platform
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +27,12 @@ from torch import Tensor
 from qknorm.config import Training
 from qknorm.models.translator import Translator, start_of_scale
 from qknorm.studies.recipes import preset
+from qknorm.training.fast import choose_fast
 from qknorm.training.fit import quick_kernels
 from qknorm.training.step import TrainingStep
 
 DOUBLINGS = 4
+LARGEST_HEAD = 256  # that fast attention takes on a GPU
 STEADY = {
     "cpu": {"length": 32, "batch": 8, "width": 128, "depth": 2},
     "cuda": {"length": 64, "batch": 32, "width": 512, "depth": 4},
@@ -58,19 +64,24 @@ def make_step(
 ) -> tuple[TrainingStep, Tensor]:
     """A fresh model of the default recipe in these sizes, and ids (batch, length) to train it on."""
     torch.manual_seed(0)
-    shape = {"width": sizes["width"], "feed_forward": 4 * sizes["width"], "heads": 4}
+    heads = max(4, sizes["width"] // LARGEST_HEAD)
+    shape = {"width": sizes["width"], "feed_forward": 4 * sizes["width"], "heads": heads}
     shape |= {"encoder_layers": sizes["depth"], "decoder_layers": sizes["depth"]}
     settings = preset("low-resource").model.model_copy(update=shape)
     model = Translator(vocabulary, settings, scale_init=start_of_scale(settings, max(2, sizes["length"]))).to(device)
-    step = TrainingStep(model, model, Training(precision=precision, compile=False), device)  # type: ignore[arg-type]
+    training = Training(precision=precision, compile=None if device.type == "cuda" else False)  # type: ignore[arg-type]
+    step = TrainingStep(model, model, training, device, fast=choose_fast(model, training))
     return step, torch.randint(4, vocabulary, (sizes["batch"], sizes["length"]), device=device)
 
 
 def measure(sizes: dict[str, int], args: argparse.Namespace, size: int) -> Point:
     """Median time and peak memory of steps of these sizes."""
     device = torch.device(args.device)
+    gc.collect()  # the step before, whose parts refer to each other
+    before = 0  # cuBLAS keeps the workspaces of every stream that there was
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     step, ids = make_step(sizes, args.vocabulary, args.precision, device)
     run = lambda: step([(ids, ids, ids)], ids.numel(), 1e-4)  # noqa: E731
@@ -82,7 +93,7 @@ def measure(sizes: dict[str, int], args: argparse.Namespace, size: int) -> Point
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else held(step) + allocated_by(run)
+    peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else held(step) + allocated_by(run)
     return Point(size, 1_000 * statistics.median(times), peak / 2**20)
 
 
@@ -193,7 +204,8 @@ def main() -> None:
     if args.output:
         picture = args.output.with_suffix(".png")
         draw(curves, picture)
-        head = ["# How a training step grows", "", f"`python benchmarks/growth.py --output {args.output}`", ""]
+        command = " ".join(["python benchmarks/growth.py", *sys.argv[1:]])
+        head = ["# How a training step grows", "", f"`{command}`", ""]
         text = "\n".join([*head, *lines, "", f"![Time and memory over size]({picture.name})"])
         args.output.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
 

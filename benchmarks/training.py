@@ -182,6 +182,7 @@ class Table:
     def __init__(self, args: argparse.Namespace, settings: Model) -> None:
         self.args, self.settings, self.lines = args, settings, list[str]()
         self.rate, self.base, self.named, self.open = 0.0, 0.0, list[str](), ""
+        self.milliseconds: dict[str, float] = {}
 
     def take(self, facts: dict[str, object]) -> None:
         """What a measuring process said."""
@@ -207,6 +208,7 @@ class Table:
             self.named.append(str(facts["name"]))
             milliseconds = float(facts["milliseconds"])  # type: ignore[arg-type]
             self.base = self.base or milliseconds
+            self.milliseconds[str(facts["name"])] = milliseconds
             tokens = args.rows * args.length
             work = work_of_step(settings, tokens, args.length, args.vocabulary)
             self.add(
@@ -224,6 +226,26 @@ class Table:
     def add(self, *lines: str) -> None:
         self.lines += lines
         print("\n".join(lines), flush=True)
+
+
+def draw(milliseconds: dict[str, float], tokens: int, path: Path) -> None:
+    """Target tokens a second of every row as bars, the fastest on top."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rates = sorted((1e3 * tokens / each, name) for name, each in milliseconds.items())
+    figure = Figure(figsize=(9, 0.8 + 0.36 * len(rates)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colours = ["tab:blue" if name.startswith("ours") else "tab:grey" for _, name in rates]
+    bars = axes.barh([name for _, name in rates], [rate for rate, _ in rates], color=colours)
+    axes.bar_label(bars, [f"{round(rate, -3):,.0f}" for rate, _ in rates], padding=3)
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("target tokens a second")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
 
 
 def run_rows(table: Table, given: list[str], seconds: float, seconds_a_row: float) -> None:
@@ -285,6 +307,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--row-seconds", type=float, default=600, help="give a row up after so long")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, two steps")
     parser.add_argument("--out", type=Path, help="write the table here too, as Markdown")
+    parser.add_argument("--picture", type=Path, help="draw the rows here")
     parser.add_argument("--skip", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -302,6 +325,8 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text("\n".join(table.lines) + "\n")
+    if args.picture and table.milliseconds:
+        draw(table.milliseconds, args.rows * args.length, args.picture)
 
 
 if __name__ == "__main__":

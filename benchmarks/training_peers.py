@@ -121,7 +121,9 @@ def x_transformers(vocabulary: int, settings: Model) -> nn.Module:
     """x-transformers with its own query-key normalisation."""
     from x_transformers import XTransformer
 
+    drop = settings.dropout.residual
     side = {"num_tokens": vocabulary, "heads": settings.heads, "max_seq_len": 1024, "attn_qk_norm": True}
+    side |= {"attn_dropout": drop, "ff_dropout": drop}
     inner = XTransformer(
         dim=settings.width,
         **{f"enc_{k}": v for k, v in {**side, "depth": settings.encoder_layers}.items()},

@@ -12,6 +12,7 @@ from qknorm.studies.grid.jobs import read_result
 from qknorm.studies.paper.plan import Plan, Planned
 from qknorm.studies.paper.report import NOTHING, WORDS, Extras, arrow
 from qknorm.studies.tables import Table
+from qknorm.training.checkpoint import list_steps
 
 SYSTEM_OF_FIGURE = {"1": "baseline", "2": "qknorm"}
 SHOWN = ("relative_entropy", "saturation", "largest_logit", "effective_keys")
@@ -21,13 +22,13 @@ SHORTEST, LONGEST = 8, 20
 
 
 def look_inside(plan: Plan, figures: Sequence[str], out: Path, device: str | None, quick: bool) -> Extras:
-    """Draws the figures that are asked for and tables the heads' measures, of the first seed of each pair."""
+    """Draws the figures that are asked for and tables the heads' measures, for each pair."""
     pictures: dict[str, Path] = {}
     tables: list[Table] = []
     for pair in dict.fromkeys(each.pair for each in plan.planned) if figures else ():
-        runs = _finished_runs(plan, pair)
-        if len(runs) < len(SYSTEM_OF_FIGURE):
-            warn(f"{pair}: the figures need both systems of Table 2, which are not finished")
+        runs = _runs_to_look_at(plan, pair)
+        if not runs:
+            warn(f"{pair}: the figures need both systems of Table 2 with one seed, finished, their weights in {out}")
             continue
         looks = _look(runs, device)
         for figure in figures:
@@ -35,18 +36,25 @@ def look_inside(plan: Plan, figures: Sequence[str], out: Path, device: str | Non
             path = out / f"figure-{figure}-{pair}.png"
             draw_heads(Report([looks[system]]), path)
             pictures[f"Figure {figure}, {arrow(pair)}: self-attention of {system}, first encoder layer"] = path
-        tables.append(_measures(pair, looks))
+        tables.append(_measures(pair, looks, next(iter(runs.values())).seed))
     return Extras(pictures, tuple(tables), quick)
 
 
-def _finished_runs(plan: Plan, pair: str) -> dict[str, Planned]:
-    wanted = {
-        each.system.name: each
-        for each in plan.planned
-        if (each.experiment.name, each.pair, each.seed) == ("2", pair, 0)
-    }
-    done = {name: each for name, each in wanted.items() if (got := read_result(each.job.folder)) and got.scores}
-    return {name: done[name] for name in SYSTEM_OF_FIGURE.values() if name in done}
+def _runs_to_look_at(plan: Plan, pair: str) -> dict[str, Planned]:
+    """Both systems' runs of the first seed of which both are finished and have their weights; none if there is none."""
+    by_seed: dict[int, dict[str, Planned]] = {}
+    for each in plan.planned:
+        if (each.experiment.name, each.pair) == ("2", pair) and _can_be_loaded(each):
+            by_seed.setdefault(each.seed, {})[each.system.name] = each
+    systems = SYSTEM_OF_FIGURE.values()
+    whole = [seed for seed, runs in by_seed.items() if all(system in runs for system in systems)]
+    return {system: by_seed[min(whole)][system] for system in systems} if whole else {}
+
+
+def _can_be_loaded(planned: Planned) -> bool:
+    """Whether a run is finished and its weights are here, not only its results."""
+    result = read_result(planned.job.folder)
+    return result is not None and bool(result.scores) and bool(list_steps(planned.job.run))
 
 
 def _look(runs: dict[str, Planned], device: str | None) -> dict[str, ModelLook]:
@@ -66,7 +74,7 @@ def _texts(planned: Planned) -> list[str]:
     return (fitting or sources)[:SENTENCES]
 
 
-def _measures(pair: str, looks: dict[str, ModelLook]) -> Table:
+def _measures(pair: str, looks: dict[str, ModelLook], seed: int) -> Table:
     """Each attention of both systems: measures over its heads, and what the heads look at."""
     rows = []
     for attention in next(iter(looks.values())).attentions:
@@ -84,7 +92,7 @@ def _measures(pair: str, looks: dict[str, ModelLook]) -> Table:
         columns,
         tuple(rows),
         WORDS | {"heads look at"},
-        ("Means over heads; of the largest |logit|, the largest. Seed 0.", *notes),
+        (f"Means over heads; of the largest |logit|, the largest. Seed {seed}.", *notes),
     )
 
 
