@@ -9,6 +9,7 @@ beside it: ‖found − exact‖ / ‖exact‖ over the output and the gradients
 """
 
 import argparse
+import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from qknorm import attend, attend_with_weights
 from qknorm.attention import fused_tuning
 from qknorm.attention.fused import normalize_scaled
-from qknorm.attention.fused_decode import Launch, attend_few, launch_for
 
 Job = Callable[[], Tensor]
 Step = Callable[[], list[Tensor]]
@@ -144,7 +144,10 @@ def milliseconds(replay: Callable[[], None], times: int) -> float:
 
 
 def measure_steps(steps: dict[str, Step], rounds: int) -> dict[str, Measured]:
-    """Medians of interleaved rounds, of the steps that run at all on this card."""
+    """Medians of interleaved rounds, of the steps that run at all on this card.
+
+    In another order each time: a card near its limit of power is slower after one that took much of it.
+    """
     replays, peaks = {}, {}
     for name, step in steps.items():
         try:
@@ -156,9 +159,11 @@ def measure_steps(steps: dict[str, Step], rounds: int) -> dict[str, Measured]:
             warn(f"{name}: {type(problem).__name__}: {str(problem).partition(chr(10))[0]}")
     counts = {name: max(1, int(1.0 / max(1e-3, milliseconds(replay, 2)))) for name, replay in replays.items()}
     times: dict[str, list[float]] = {name: [] for name in replays}
-    for _ in range(rounds):
-        for name, replay in replays.items():
-            times[name].append(milliseconds(replay, counts[name]))
+    order, rng = list(replays), random.Random(0)
+    for _ in range(max(2, rounds)):
+        rng.shuffle(order)
+        for name in order:
+            times[name].append(milliseconds(replays[name], counts[name]))
     measured = {}
     for name, values in times.items():
         first, median, third = statistics.quantiles(values, n=4)
@@ -321,67 +326,6 @@ def measure_all(args: argparse.Namespace, where: str) -> list[str]:
     return [where, "", *gpu_table(results)]
 
 
-LAUNCHES = [Launch(k, w, n) for k in (32, 64, 128) for w in (1, 2, 4) for n in (1, 2, 3)]
-"""Candidates for `fused_decode.launch_for`."""
-COPIES = 6
-"""Layers of which each has keys and values of its own, so that they come from memory as they do in a search."""
-
-
-def decoding_jobs(sentences: int, keys: int, own: bool, tuned: bool) -> dict[str, Callable[[], None]]:
-    """Ways to attend in one step, in `COPIES` layers: 8 heads of 64, 4 hypotheses, over own keys or the source's."""
-    place = {"device": "cuda", "dtype": torch.bfloat16}
-    room = torch.randn(COPIES, 2, sentences, 8, keys, 64, **place)
-    queries = torch.randn(COPIES, sentences, 4, 8, 64, **place).transpose(2, 3)
-    mask = torch.zeros(sentences, 1, 4 if own else 1, keys, **place)
-    mask.masked_fill_(torch.rand(mask.shape, device="cuda") < (0.75 if own else 0.3), -torch.inf)
-    mask[..., 0] = 0.0
-    scale = torch.tensor(12.5, device="cuda")
-
-    def layers(one: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], None]:
-        def job() -> None:
-            for q, (k, v) in zip(queries, room, strict=True):
-                one(q, k, v)
-
-        return job
-
-    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
-
-    jobs = {
-        PLAIN: layers(sdpa),
-        "one pass over q + SDPA": layers(lambda q, k, v: sdpa(normalize_scaled(q, 2.0, scale), k, v)),
-        "kernel": layers(lambda q, k, v: attend_few(q, k, v, 1.0, mask=mask)),
-        "kernel, normalises q": layers(lambda q, k, v: attend_few(q, k, v, scale, mask=mask, normalise=True)),
-    }
-    for launch in LAUNCHES if tuned else []:
-
-        def tried(q: Tensor, k: Tensor, v: Tensor, launch: Launch = launch) -> Tensor:
-            return attend_few(q, k, v, scale, mask=mask, normalise=True, launch=launch)
-
-        jobs[f"kernel, {tuple(launch)}"] = layers(tried)
-    return jobs
-
-
-def measure_decoding(sentences: int, tuned: bool, rounds: int) -> None:
-    """Prints microseconds of one attention, and the gigabytes of keys and values a second that these mean."""
-    print(f"{torch.cuda.get_device_name()}, {sentences} sentences, 4 × 8 × 64, bfloat16, PyTorch {torch.__version__}\n")
-    print("| keys | what | µs | GB/s | of SDPA |\n|---|---|---|---|---|")
-    for keys, own in ((64, True), (128, True), (256, True), (48, False), (64, False)):
-        replays = {}
-        for name, job in decoding_jobs(sentences, keys, own, tuned).items():
-            try:
-                replays[name] = recorded(lambda job=job: [job()])
-            except Exception as problem:  # too large for the card; Triton's own errors have no narrower class
-                warn(f"{name}: {type(problem).__name__}: {str(problem).partition(chr(10))[0]}")
-        times = {name: [milliseconds(replay, 5) for _ in range(rounds)] for name, replay in replays.items()}
-        medians = {name: 1e3 * statistics.median(values) / COPIES for name, values in times.items()}
-        for name, each in sorted(medians.items(), key=lambda pair: pair[1]) if tuned else medians.items():
-            rate = sentences * 8 * keys * 64 * 4 / each / 1e3
-            chosen = " (chosen)" if name == f"kernel, {tuple(launch_for(16, 64, keys))}" else ""
-            what = f"{keys} {'own' if own else 'source'} | {name}{chosen}"
-            print(f"| {what} | {each:.1f} | {rate:,.0f} | {each / medians[PLAIN]:.2f}× |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--decoding", action="store_true", required=True, help="the rest is in attention.py")
@@ -390,6 +334,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     args = parser.parse_args()
     torch.manual_seed(0)
+    from attention_decoding import measure_decoding  # which measures by what stands here
+
     with torch.no_grad():
         measure_decoding(args.sentences, args.tune, args.rounds)
 

@@ -59,9 +59,11 @@ def test_the_largest_program_fits_small_cards(d: int, mask: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize("fits", [True, False])
-def test_keys_and_values_are_read_16_bytes_at_a_time(fits: bool) -> None:
-    program = compiled_for(90, 64, 16, FITS=fits).asm["ptx"]
+def test_keys_and_values_are_read_16_bytes_at_a_time(fits: bool, kind: int) -> None:
+    """And on their way while others are computed with, whether or not a mask says where to stop."""
+    program = compiled_for(90, 64, 16, FITS=fits, MASK=kind).asm["ptx"]
     assert program.count("cp.async.cg.shared.global") >= 2 * 64 * 64 * 2 // (64 * 16)  # by 64 threads
 
 

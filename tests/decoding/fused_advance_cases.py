@@ -58,6 +58,23 @@ def test_the_kernel_makes_the_plain_step(beam: int, types: int, nbest: int) -> N
             torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_in_half_precision_are_read_as_they_are(dtype: torch.dtype) -> None:
+    """As a decoder gives them, in rows that are longer than there are types."""
+    rows = [2 * torch.randn(3, 4, 48, device=DEVICE).to(dtype) for _ in range(4)]
+    limits = torch.full((3,), 4, device=DEVICE)
+    for each in rows:
+        each[:, :, END] += 2
+        each[:, :, 7::9] = -math.inf
+        each[:, :, 37:] = 99.0
+    rules = Rules(2, END, 1, 0, penalties(4, 0.6).to(DEVICE))
+    both = run_both([each[:, :, :37] for each in rows], 4, limits, rules, torch.float32)
+    assert int(both[-1][0][0].max()) < 37
+    for ours, theirs in both:
+        for mine, expected in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
+
+
 def test_of_equals_the_lowest_index_wins() -> None:
     steps, beam = 5, 4
     limits = torch.full((8,), steps, device=DEVICE)

@@ -176,7 +176,7 @@ def test_inputs_and_outputs_use_the_word_vectors_in_force(fixnorm):
     rows = words / words.norm(dim=1, keepdim=True) if fixnorm else words
     source = ids(1, 6)
     expected = 4 * rows[source] + model.languages[0] + sinusoids(6, 16)
-    torch.testing.assert_close(model._embed(source, model.words.table(), side=0, past=0), expected)
+    torch.testing.assert_close(model._embed(source, model.words.table(), side=0), expected)
     states = torch.randn(1, 3, 16)
     scores = (states @ rows.T + model.output_bias)[..., model.allowed]
     torch.testing.assert_close(model.score(states)[..., model.allowed], scores)
@@ -261,9 +261,9 @@ def test_word_dropout_falls_on_both_sides_in_training_alone():
     seen: dict[int, torch.Tensor] = {}
     embed = model._embed
 
-    def watch(tokens, table, side, past):
+    def watch(tokens, table, side, cache=None):
         seen[side] = tokens
-        return embed(tokens, table, side, past)
+        return embed(tokens, table, side, cache)
 
     model._embed = watch
     source, target = ids(4, 30), ids(4, 30)
@@ -283,7 +283,7 @@ def test_an_encoder_layer_is_wired_as_its_position_of_norms_says(place):
     layer = model.encoder[0]
     source = ids(2, 6)
     with torch.no_grad():
-        x = model._embed(source, model.words.table(), side=0, past=0)
+        x = model._embed(source, model.words.table(), side=0)
         if place == "pre":
             y = layer_norm(x)
             x = x + layer.attention(y, y, y)[0]

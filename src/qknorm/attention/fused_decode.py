@@ -3,7 +3,8 @@
 
 Keys and values are read once and nothing else counts: a program takes a key head with all queries that share it, and
 walks its keys in blocks. `attend.attend_with_weights` is the plain reference. As there, a hidden value that is not a
-number spoils all who do not see it, and so does a hidden key, unless a boolean mask hides it.
+number spoils all who do not see it, and so does a hidden key, unless a boolean mask hides it. Keys after the last one
+that any query of the program sees are not read, whatever they are: so padding costs nothing.
 """
 
 from typing import NamedTuple
@@ -48,6 +49,25 @@ def _load_mask(address, keys, real, s, mask_s, MASK: tl.constexpr, FITS: tl.cons
 
 
 @triton.jit
+def _seen_until(address, real, s, mask_s, MASK: tl.constexpr, BOOLEAN: tl.constexpr, KEYS: tl.constexpr):
+    """How many keys there are up to the last one that a row may see: 0 where none sees any."""
+    last = 0
+    place = tl.cdiv(s, KEYS) * KEYS
+    while (place > 0) & (last == 0):  # from the end, so that who sees all looks at one block
+        place -= KEYS
+        keys = place + tl.arange(0, KEYS)
+        mask = _load_mask(address, keys, real, s, mask_s, MASK, False)
+        if BOOLEAN:
+            seen = mask != 0
+        else:
+            seen = mask.to(tl.float32) != float("-inf")  # of what is not a number too, which is to be told
+        if MASK == 2:
+            seen = seen & real[:, None]
+        last = tl.max(tl.where(seen & (keys < s)[None, :], keys[None, :] + 1, 0))
+    return last
+
+
+@triton.jit
 def _scales(g_ptr, head, real, scale, SCALES: tl.constexpr, ROWS: tl.constexpr):
     """What multiplies the logits of each row: `scale` (SCALES 0), the number at g (1), or that of its head (2)."""
     found = tl.zeros([ROWS], tl.float32) + scale
@@ -66,6 +86,16 @@ def _add_block(logits, v, largest, total, out):
     weights = tl.exp2((logits - shift[:, None]) * LOG2_E)  # only differences: the lowest number would overflow
     kept = tl.exp2((largest - shift) * LOG2_E)
     return larger, total * kept + tl.sum(weights, axis=1), product(weights.to(v.dtype), v, out * kept[:, None])
+
+
+@triton.jit
+def _mean(out, total, told, real, BLIND: tl.constexpr):
+    """Sums of weighted values over the weights'; zeros for rows that saw no key, or that are `told` to see none."""
+    blind = total == 0
+    out = out / tl.where(blind, 1.0, total)[:, None]
+    if BLIND:
+        blind = blind | (tl.load(told, mask=real, other=0) != 0)
+    return tl.where(blind[:, None], 0.0, out)
 
 
 @triton.jit(do_not_specialize=["key_heads", "t", "s"])
@@ -97,10 +127,13 @@ def decode_kernel(
 
     largest, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for start in tl.range(0, s, KEYS):
+    end = s
+    if MASK != 0:  # and not in the loop: loads under a condition would wait until the block before is computed
+        end = _seen_until(address, real, s, mask_s, MASK, BOOLEAN, 4 * KEYS if MASK == 1 else KEYS)
+    for start in tl.range(0, end, KEYS):
         keys = start + tl.arange(0, KEYS)
-        k = load_rows(k_ptr, keys, k_s, s, D, BLOCK_D, FITS)
-        v = load_rows(v_ptr, keys, v_s, s, D, BLOCK_D, FITS)
+        k = load_rows(k_ptr, keys, k_s, end, D, BLOCK_D, FITS and MASK == 0)
+        v = load_rows(v_ptr, keys, v_s, end, D, BLOCK_D, FITS and MASK == 0)
         if MASK != 0:
             mask = _load_mask(address, keys, real, s, mask_s, MASK, FITS)
         logits = product(q, tl.trans(k), None) * slope
@@ -111,12 +144,8 @@ def decode_kernel(
         if not FITS:
             logits = tl.where((keys < s)[None, :], logits, float("-inf"))
         largest, total, out = _add_block(logits, v, largest, total, out)
-    blind = total == 0
-    out = out / tl.where(blind, 1.0, total)[:, None]
-    if BLIND:
-        told = nothing_ptr + batch * nothing_b + head * nothing_h + time * nothing_t
-        blind = blind | (tl.load(told, mask=real, other=0) != 0)
-    out = tl.where(blind[:, None], 0.0, out)
+    told = nothing_ptr + batch * nothing_b + head * nothing_h + time * nothing_t
+    out = _mean(out, total, told, real, BLIND)
     place = out_ptr + batch * o_b + head * o_h + time * o_t
     tl.store(place[:, None] + columns[None, :], out.to(out_ptr.dtype.element_ty), mask=own)
 

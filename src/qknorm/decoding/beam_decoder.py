@@ -5,15 +5,26 @@ hypotheses change places only the mask follows: no key is ever copied. `ModelSte
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
-from qknorm.attention import KeyValueCache, Visibility
-from qknorm.models.translator import DecoderCache, Memory, Translator
+from qknorm.attention import KeyValueCache, MultiheadAttention, QKNorm, Visibility
+from qknorm.attention.dropout import Dropout
+from qknorm.models.fused_run import is_as_made, kernels_apply, use_fused, whole
+from qknorm.models.layers import FeedForward, Residual, ScaleNorm, WordVectors
+from qknorm.models.translator import DecoderCache, DecoderLayer, Memory, Translator
 from qknorm.specials import START
+
+KNOWN = (
+    DecoderLayer, MultiheadAttention, QKNorm, FeedForward, Residual, ScaleNorm, WordVectors, Dropout,
+    nn.ModuleList, nn.Linear, nn.LayerNorm, nn.RMSNorm,
+)  # fmt: skip
+"""What a decoder is made of that fused steps know: they do the work of some of these without calling them."""
 
 
 class Extent(NamedTuple):
@@ -23,6 +34,13 @@ class Extent(NamedTuple):
     beam: int
     source_length: int
     room: int
+
+
+class Part(NamedTuple):
+    """Sentences that are read together, after those of the part before and until this one, cut to this length."""
+
+    until: int
+    length: int
 
 
 class Counters:
@@ -76,7 +94,10 @@ class _Step(nn.Module):
         self.model = model
 
     def forward(self, last_bk: Tensor, memory: Memory, cache: DecoderCache) -> Tensor:
-        return self.model.score(self.model.decode(last_bk, memory, cache), cache)
+        states = self.model.decode(last_bk, memory, cache)
+        if "bias" not in cache.words:
+            return self.model.score(states, cache)
+        return F.linear(states, cache.words["output"], cache.words["bias"])[..., : self.model.vocabulary]
 
 
 class BeamDecoder:
@@ -99,6 +120,7 @@ class BeamDecoder:
         self._real = buffer(sentences, 1, 1, source_length)
         self._diagonal = torch.full((beam, beam), -math.inf, device=device, dtype=precision).fill_diagonal_(0.0)
         self._words: dict[str, Tensor] = {}
+        self._seed = torch.zeros(1, dtype=torch.long, device=device)  # of nothing: no random number may be drawn
         self._step = _Step(model)
         self._halves = self._make_halves()
         model.ensure_positions(max(room, source_length))
@@ -114,45 +136,60 @@ class BeamDecoder:
         stepping = (2 * precision.itemsize + 8) * beam * model.vocabulary  # logits, masked, in float32, and their logs
         return sentences * (buffers + max(reading, stepping))
 
-    def read_source(self) -> None:
-        """Encodes the source, and makes everything ready for the first step."""
-        model, cache = self._model, DecoderCache(len(self._model.decoder))
-        with self._autocast():
-            memory = model.encode(self.source)
-            start = torch.full((len(self.source), 1), START, device=self.source.device)
-            model.score(model.decode(start, memory, cache), cache)  # fills the caches across, and the tables of words
-        for i, across in enumerate(cache.across):
-            for j, stored in enumerate(across.read()):
-                self._across[2 * i + j].copy_(stored)
-        for name, table in cache.words.items():
-            if name not in self._words:
-                half = name == "output" and self._is_half
-                self._words[name] = torch.empty_like(table, dtype=self._precision if half else None)
-            self._words[name].copy_(table)
+    def read_source(self, *parts: Part) -> None:
+        """Encodes the source, and makes everything ready for the first step.
+
+        Parts, if any are given, cover all sentences; beyond a part's length there must be nothing but padding.
+        """
+        words: dict[str, Tensor] = {}
+        self._real.fill_(-math.inf)
+        first = 0
+        for until, length in parts or [Part(*self.source.shape)]:
+            self._read_part(slice(first, until), length, words)
+            first = until
+        self._keep_words(words)
         for name, weight in self._step.named_parameters():
             if name in self._halves:
                 self._halves[name].copy_(weight)
-        self._real.zero_().masked_fill_(~memory.real, -math.inf)
         self.mask_bkp.fill_(-math.inf)
+
+    def _read_part(self, which: slice, length: int, words: dict[str, Tensor]) -> None:
+        """Keys and values of some sentences, and the tables of words where they are not there yet."""
+        model, cache = self._model, DecoderCache(len(self._model.decoder), words=words)
+        source = self.source[which, :length].contiguous()
+        with self._autocast():
+            memory = model.encode(source)
+            start = torch.full((len(source), 1), START, device=source.device)
+            states = model.decode(start, memory, cache)  # fills the caches across
+            if "output" not in words:
+                model.score(states, cache)
+        for i, across in enumerate(cache.across):
+            for j, stored in enumerate(across.read()):
+                kept = self._across[2 * i + j, which]
+                kept[:, :, :length].copy_(stored)
+                kept[:, :, length:].zero_()  # what is there may not be a number, which would spoil all though hidden
+        self._real[which, ..., :length].masked_fill_(memory.real, 0.0)
 
     def step(self, last_bk: Tensor, room: int, counters: Counters) -> Tensor:
         """Log-probabilities (b, k, v) of what follows for the first b sentences, within a part of the room."""
-        return torch.log_softmax(self.logits(last_bk, room, counters), dim=-1)
+        return torch.log_softmax(self.logits(last_bk, room, counters).float(), dim=-1)
 
     def logits(self, last_bk: Tensor, room: int, counters: Counters) -> Tensor:
-        """The same as logits."""
+        """The same as logits, in the precision that they are computed in."""
         sentences, places = len(last_bk), room * self._extent.beam
         mask_bkp = self.mask_bkp[:sentences, :, :places]
         mask_bkp.index_copy_(2, counters.places_k, self._diagonal.expand(sentences, -1, -1))
         cache = DecoderCache(len(self._model.decoder), words=self._words)
+        if self._model.settings.positions != "rotary":
+            cache.position = self._model.positions.index_select(0, counters.position)
         own, across = self._own[:, :sentences, :, :places], self._across[:, :sentences]
         cache.own = [BeamCache(own[i], own[i + 1], counters, mask_bkp) for i in range(0, len(own), 2)]
         for i, fixed in enumerate(cache.across):
             fixed.adopt(across[2 * i], across[2 * i + 1])
         memory = Memory(torch.empty(sentences, 0, device=last_bk.device), self._real[:sentences])
-        with self._autocast():
+        with self._autocast(), self._fused():
             logits: Tensor = functional_call(self._step, self._halves, (last_bk, memory, cache))
-        return logits.float()
+        return logits
 
     def reorder(self, origin_bk: Tensor, room: int) -> None:
         """Hypothesis j of sentence i becomes what hypothesis origin[i, j] of the same sentence was."""
@@ -181,6 +218,36 @@ class BeamDecoder:
             for name, weight in self._step.named_parameters()
             if self._is_half and name.startswith("model.decoder.") and "norm" not in name
         }
+
+    def _keep_words(self, tables: dict[str, Tensor]) -> None:
+        """The word vectors in force; those of the output, and its bias, as the product of a step wants them.
+
+        In its precision, with rows added up to a whole group; `Translator.score` is the reference, and what a model
+        with another one has is left to that.
+        """
+        model, tables = self._model, dict(tables)
+        plain = getattr(model.score, "__func__", None) is Translator.score
+        if plain:
+            tables["bias"] = model.output_bias.masked_fill(~model.allowed, -math.inf)
+        for name, table in tables.items():
+            if name not in self._words:
+                rows = whole(len(table)) if plain and name != "target" else len(table)
+                dtype = self._precision if self._is_half and name != "target" else table.dtype
+                self._words[name] = table.new_zeros(rows, *table.shape[1:], dtype=dtype)
+            self._words[name][: len(table)].copy_(table)
+
+    def _fused(self) -> AbstractContextManager[object]:
+        """Within it, layers are fused where that is possible; another kind of model knows best what its layers do.
+
+        So does one in which somebody has replaced a part, or hooked on to it.
+        """
+        model, device = self._model, self.source.device
+        if not kernels_apply(device) or type(model) is not Translator or model.training:
+            return nullcontext()
+        parts = [model.dropout, model.words_of("target"), model.decoder_norm, *model.decoder.modules()]
+        if model.output_bias.dtype != torch.float32 or not all(is_as_made(part, *KNOWN) for part in parts):
+            return nullcontext()
+        return use_fused(device, layers=True, seed=self._seed)
 
     def _autocast(self) -> torch.autocast:
         # the cache of cast weights must not outlive a recording

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qknorm.decoding.beam_decoder import BeamDecoder, Counters, Extent
+from qknorm.decoding.beam_decoder import BeamDecoder, Counters, Extent, Part
 from qknorm.decoding.graphs import Graphs
 from qknorm.decoding.recorded import RecordedDecoder
 from qknorm.decoding.results import Hypothesis
@@ -28,16 +28,20 @@ from qknorm.decoding.search import (
 )
 from qknorm.models.fused_run import kernels_apply
 from qknorm.models.translator import Translator
-from qknorm.specials import END, START
+from qknorm.specials import END, PAD, START
 
 LOOK_EVERY = 4
 """Steps between two looks at which sentences go on."""
 SHARES = (48, 32, 24, 16, 8, 4, 2, 1)
 """64ths of the sentences begun with that a batch shrinks to: few, so that recordings are used again."""
 ROOMS = (16, 32, 48, 64, 96, 128, 192)
-"""Tokens that a step has room for, before multiples of 128; each step reads the whole of its room."""
+"""Tokens that a step has room for, before multiples of 128; without a kernel it reads the whole of its room."""
 ROOM_STEP, SOURCE_STEP = 32, 16
 """Tokens that buffers hold, and the length of sources, are multiples of these: kernels like them, and extents recur."""
+READ_SHARES, FEWEST_IN_PARTS = (2, 8, 24, 64), 64
+"""Up to which 64ths of the sentences sources are read together, and of how many: few are long, and they come first."""
+MOST_READINGS = 4
+"""Ways to cut sources into parts that are recorded for an extent; others are read whole."""
 MOST_EXTENTS = 32
 """Extents kept at a time: each has recordings by the dozen, which take memory of the GPU's driver too."""
 WIDEST_FUSED = 16
@@ -49,7 +53,7 @@ class Decoder(Protocol):
 
     source: Tensor
 
-    def read_source(self) -> None: ...
+    def read_source(self, *parts: Part) -> None: ...
     def step(self, last_bk: Tensor, room: int, counters: Counters) -> Tensor: ...
     def reorder(self, origin_bk: Tensor, room: int) -> None: ...
     def move(self, to: Tensor, origins: Tensor, length: int) -> None: ...
@@ -71,10 +75,17 @@ class Board:
         self._running_b = torch.zeros_like(self.limit_b, dtype=torch.bool)
         self.penalty_t = torch.ones(extent.room + 1, device=device)
         self._counters = Counters(extent.beam, device)
+        self._readings: set[tuple[Part, ...]] = set()
 
-    def search(self, longest: int, rules: Rules) -> Slots:
-        """Searches for what stands in the decoder's source, within `limit_b` tokens; what came out, in its order."""
-        self._graphs.run("open", self._open)
+    def search(self, longest: int, rules: Rules, parts: tuple[Part, ...] = ()) -> Slots:
+        """Searches for what stands in the decoder's source, within `limit_b` tokens; what came out, in its order.
+
+        The source may be read in `parts`.
+        """
+        if parts not in self._readings and len(self._readings) >= MOST_READINGS:
+            parts = ()
+        self._readings.add(parts)
+        self._graphs.run(("open", parts), lambda: self._open(parts))
         size, length = len(self.limit_b), 0
         while True:
             until = min(length + LOOK_EVERY, longest)
@@ -88,8 +99,8 @@ class Board:
         write_results(self._outcome, self._view(size))
         return self._outcome
 
-    def _open(self) -> None:
-        self.decoder.read_source()
+    def _open(self, parts: tuple[Part, ...]) -> None:
+        self.decoder.read_source(*parts)
         for field, fresh in zip(self._slots, self._fresh, strict=True):
             if field is not self.limit_b:
                 field.copy_(fresh)
@@ -245,7 +256,7 @@ class RecordedSearch:
         made.decoder.source[:, : source.shape[1]].copy_(source)
         made.board.limit_b.copy_(limits)
         try:
-            return read_results(made.board.search(int(limits.max()), rules), rules)
+            return read_results(made.board.search(int(limits.max()), rules, parts_of(source)), rules)
         except FloatingPointError:
             made.decoder.wipe()
             raise
@@ -277,6 +288,27 @@ class RecordedSearch:
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def parts_of(source: Tensor) -> tuple[Part, ...]:
+    """How to read these ids (b, s) with less padding: in parts cut to their longest; in none, that is whole, if few.
+
+    Sources may come in any order; the less they are sorted, longest first, the less is gained.
+    """
+    sentences, width = source.shape
+    if sentences < FEWEST_IN_PARTS:
+        return ()
+    ends_s = torch.arange(1, width + 1, device=source.device)
+    lengths = torch.where(source != PAD, ends_s, 0).amax(1).tolist()
+    parts: list[Part] = []
+    for share in READ_SHARES:
+        first, until = parts[-1].until if parts else 0, -(-sentences * share // 64)
+        part = Part(until, _up_to(SOURCE_STEP, max(1, *lengths[first:until])))
+        if parts and parts[-1].length == part.length:
+            parts.pop()
+        parts.append(part)
+    whole = Part(sentences, _up_to(SOURCE_STEP, width))
+    return () if parts == [whole] else tuple(parts)
 
 
 def addresses_of(model: Translator) -> tuple[int, ...]:

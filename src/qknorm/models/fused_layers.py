@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from qknorm.models.fused_run import FlatParameters, FusedRun, compute_dtype, gradient_room, hand_back
+from qknorm.models.fused_run import (
+    FlatParameters,
+    FusedRun,
+    compute_dtype,
+    gradient_room,
+    hand_back,
+    is_as_made,
+    share_of,
+)
 from qknorm.models.launches import LAUNCHES
 
 WIDEST = 4_096
@@ -197,11 +205,12 @@ class _Embed(torch.autograd.Function):
 
         ids = ids.contiguous()
         count, d = ids.numel(), table.shape[1]
+        length = ids.shape[-1] if positions is None else len(positions)
         out = torch.empty(*ids.shape, d, dtype=torch.float32, device=ids.device)
         grid, tile = LAUNCHES["embed_forward"].over_rows(count, d)
         embed_forward[grid](
             ids, table, table if language is None else language, table if positions is None else positions.contiguous(),
-            out, drop.seed, drop.site, drop.dropped, drop.scale_up, factor, count, ids.shape[-1], FIXNORM=fixnorm,
+            out, drop.seed, drop.site, drop.dropped, drop.scale_up, factor, count, length, FIXNORM=fixnorm,
             HAS_LANGUAGE=language is not None, HAS_POSITIONS=positions is not None, DROPS=drop.dropped > 0, **tile,
         )  # fmt: skip
         learned = positions if ctx.needs_input_grad[3] else None
@@ -292,7 +301,8 @@ def run_pre_norm(run: FusedRun, x: Tensor, parts: Sequence[Part], final: nn.Modu
     for part, norm in zip(parts, norms[1:], strict=True):
         run.bias_to_leave = part.bias if run.linear else None
         y, left = part.sublayer(normed), run.linear and run.bias_to_leave is None
-        share: float = part.around.dropout.p  # type: ignore[assignment, union-attr]
+        dropout: nn.Module = part.around.dropout  # type: ignore[assignment]
+        share = share_of(dropout, dropout.p)  # type: ignore[arg-type]
         x, normed = add_norm(run, x, y, share, norm, part.bias if left else None)  # type: ignore[arg-type]
     run.bias_to_leave = None
     return normed
@@ -307,6 +317,19 @@ def bias_activation_dropout(run: FusedRun, activation: str, z: Tensor, bias: Ten
     return out
 
 
+def linear_relu(x: Tensor, linear: nn.Linear) -> Tensor | None:
+    """relu(x Wᵀ + b) as one product, for its value alone.
+
+    None where a gradient is wanted, dtypes differ, or another module stands there, which may compute something else.
+    """
+    if torch.is_grad_enabled() or not is_as_made(linear, nn.Linear):
+        return None
+    weight, bias = linear.weight, linear.bias
+    if bias is None or not x.dtype == weight.dtype == bias.dtype:
+        return None
+    return torch._addmm_activation(bias, x.flatten(0, -2), weight.t()).view(*x.shape[:-1], len(bias))
+
+
 def embed(
     run: FusedRun,
     ids_bt: Tensor,
@@ -318,7 +341,10 @@ def embed(
     factor: float,
     fixnorm: bool,
 ) -> Tensor:
-    """dropout(factor · rows + language + positions) in float32, from the table as it is stored."""
+    """dropout(factor · rows + language + positions) in float32, from the table as it is stored.
+
+    Positions are one for each id of a row, or, where none is learned, one for all.
+    """
     drop = Drop.of(run, share)
     out: Tensor = _Embed.apply(ids_bt, table, language, positions, factor, fixnorm, drop, run.flat)  # type: ignore[no-untyped-call]
     return out

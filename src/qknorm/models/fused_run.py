@@ -152,19 +152,26 @@ def _settle(beside: Beside, place: Tensor, gradient: Tensor | None) -> None:
 
 @contextmanager
 def use_fused(
-    device: torch.device, *, linear: bool = False, layers: bool = False, flat: FlatParameters | None = None
+    device: torch.device,
+    *,
+    linear: bool = False,
+    layers: bool = False,
+    flat: FlatParameters | None = None,
+    seed: Tensor | None = None,
 ) -> Iterator[FusedRun | None]:
-    """Within it, training passes of models run through the fused parts asked for, where these apply.
+    """Within it, passes of models run through the fused parts asked for, where these apply.
 
-    The seed is drawn on the device by PyTorch's generator, so that a recorded pass draws a new one at each replay.
-    Without Triton, or on a device it cannot compile for, everything stays plain.
+    The seed, if none is given, is drawn on the device by PyTorch's generator, so that a recorded pass draws a new one
+    at each replay; whoever evaluates gives one, which is not looked at. Without Triton, or on a device it cannot
+    compile for, everything stays plain.
     """
     if not kernels_apply(device):
         yield None
         return
     from qknorm.models.fused_linear import fused_linears
 
-    seed = torch.empty(1, dtype=torch.int64, device=device).random_()
+    if seed is None:
+        seed = torch.empty(1, dtype=torch.int64, device=device).random_()
     run = FusedRun(seed, linear, layers, flat)
     token = _RUN.set(run)
     try:
@@ -177,6 +184,17 @@ def use_fused(
 def current_run() -> FusedRun | None:
     """The pass with fused parts that is under way, if one is; none for torch.compile, which fuses by itself."""
     return None if torch.compiler.is_compiling() else _RUN.get()
+
+
+def share_of(module: nn.Module, p: float) -> float:
+    """What a module that drops a share `p` in training drops now."""
+    return p if module.training else 0.0
+
+
+def is_as_made(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these kinds and nothing was added, so that others may do its work uncalled."""
+    added = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return type(module) in kinds and not added
 
 
 def kernels_apply(device: torch.device) -> bool:

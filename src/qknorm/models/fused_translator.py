@@ -1,6 +1,7 @@
-"""A training pass of the translator through the fused parts that are switched on; `translator.py` is the reference."""
+"""A pass of the translator through the fused parts that are switched on; `translator.py` is the reference."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -13,11 +14,11 @@ from qknorm.config import Model
 from qknorm.models import fused_layers
 from qknorm.models.fused_layers import Part
 from qknorm.models.fused_linear import linear_side_by_side
-from qknorm.models.fused_run import FusedRun, compute_dtype, current_run, whole
+from qknorm.models.fused_run import FusedRun, compute_dtype, current_run, share_of, whole
 from qknorm.models.layers import WordVectors
 
 if TYPE_CHECKING:
-    from qknorm.models.translator import DecoderLayer, EncoderLayer, Memory, Translator
+    from qknorm.models.translator import DecoderCache, DecoderLayer, EncoderLayer, Memory, Translator
 
 
 class KeysAndValues(NamedTuple):
@@ -28,9 +29,12 @@ class KeysAndValues(NamedTuple):
 
 
 def run_for(model: "Translator") -> FusedRun | None:
-    """The run to take part in: where one is under way, in training, for norms that stand before their sublayers."""
+    """The run to take part in: where one is under way, for norms that stand before their sublayers.
+
+    Out of training only one with fused layers, since the fused linear maps are there for their gradients.
+    """
     run = current_run()
-    if run is None or not (run.linear or run.layers) or not model.training:
+    if run is None or not (run.layers or (run.linear and model.training)):
         return None
     return run if takes_part(model.settings) else None
 
@@ -52,21 +56,22 @@ def encode(model: "Translator", run: FusedRun, source: Tensor, visibility: Visib
     return states
 
 
-def decode(model: "Translator", run: FusedRun, target: Tensor, memory: "Memory") -> Tensor:
-    """What `Translator.decode` makes of whole targets."""
-    x = _embed(model, run, target, model.words_of("target"), side=1)
+def decode(
+    model: "Translator", run: FusedRun, target: Tensor, memory: "Memory", cache: "DecoderCache | None" = None
+) -> Tensor:
+    """What `Translator.decode` makes of targets."""
+    x = _embed(model, run, target, model.words_of("target"), side=1, cache=cache)
     layers: list[DecoderLayer] = list(model.decoder)  # type: ignore[arg-type]
-    if run.linear:
-        across: list[KeysAndValues | None] = list(_read_memory(run, [each.cross_attention for each in layers], memory))
-    else:
-        across = [None] * len(layers)
+    own: Sequence[KeyValueCache | None] = [None] * len(layers) if cache is None else cache.own
+    across: Sequence[KeysAndValues | KeyValueCache | None] = own if cache is None else cache.across
+    if cache is None and run.linear:
+        across = _read_memory(run, [each.cross_attention for each in layers], memory)
+    known = zip(layers, own, across, strict=True)
+    parts = [part for layer, mine, read in known for part in _decoder_parts(layer, memory, mine, read)]
     if run.layers:
-        pairs = zip(layers, across, strict=True)
-        parts = [part for layer, known in pairs for part in _decoder_parts(layer, memory, known)]
         return fused_layers.run_pre_norm(run, x, parts, model.decoder_norm)
-    for layer, known in zip(layers, across, strict=True):
-        for part in _decoder_parts(layer, memory, known):
-            x = part.around(x, part.sublayer)
+    for part in parts:
+        x = part.around(x, part.sublayer)
     states: Tensor = model.decoder_norm(x)
     return states
 
@@ -79,17 +84,23 @@ def output_table(model: "Translator", run: FusedRun) -> Tensor:
     return fused_layers.unit_rows(run, words.weight, whole(len(words.weight)), compute_dtype(words.weight))
 
 
-def _embed(model: "Translator", run: FusedRun, ids: Tensor, words: WordVectors, side: int) -> Tensor:
+def _embed(
+    model: "Translator",
+    run: FusedRun,
+    ids: Tensor,
+    words: WordVectors,
+    side: int,
+    cache: "DecoderCache | None" = None,
+) -> Tensor:
     if not run.layers:
-        return model._embed(ids, words.table(), side=side, past=0)
-    rotary = model.settings.positions == "rotary"
+        return model._embed(ids, words.table(), side, cache)
     return fused_layers.embed(
         run,
         ids,
         words.weight,
         None if model.languages is None else model.languages[side],
-        None if rotary else model._positions_from(0, ids.shape[1]),
-        model.dropout.p,
+        model._positions_of(ids, cache),
+        share_of(model.dropout, model.dropout.p),
         factor=math.sqrt(model.settings.width),
         fixnorm=words.fixnorm,
     )
@@ -106,9 +117,14 @@ def _encoder_parts(layer: "EncoderLayer", visibility: Visibility) -> list[Part]:
     ]
 
 
-def _decoder_parts(layer: "DecoderLayer", memory: "Memory", across: KeysAndValues | None) -> list[Part]:
+def _decoder_parts(
+    layer: "DecoderLayer",
+    memory: "Memory",
+    own: KeyValueCache | None,
+    across: KeysAndValues | KeyValueCache | None,
+) -> list[Part]:
     def attend_to_self(y: Tensor) -> Tensor:
-        out: Tensor = layer.attention(y, y, y, need_weights=False, is_causal=True)[0]
+        out: Tensor = layer.attention(y, y, y, need_weights=False, is_causal=True, cache=own)[0]
         return out
 
     return [
@@ -122,11 +138,11 @@ def _decoder_parts(layer: "DecoderLayer", memory: "Memory", across: KeysAndValue
     ]
 
 
-def _cross(layer: "DecoderLayer", y: Tensor, memory: "Memory", across: KeysAndValues | None) -> Tensor:
+def _cross(layer: "DecoderLayer", y: Tensor, memory: "Memory", across: KeysAndValues | KeyValueCache | None) -> Tensor:
     """Cross-attention, whose keys and values may be at hand already."""
     attention = layer.cross_attention
-    if across is None:
-        return layer._read(y, memory, None)
+    if not isinstance(across, KeysAndValues):
+        return layer._read(y, memory, across)
     norm, weight, bias = attention.norm, attention.in_proj_weight, attention.in_proj_bias
     if norm.kind != "lp" or norm.p_raw is not None or norm.query_over == "width":
         cache = KeyValueCache(fixed=True)
@@ -142,7 +158,7 @@ def _cross(layer: "DecoderLayer", y: Tensor, memory: "Memory", across: KeysAndVa
         scale=norm.scale,
         p=norm.p_init,
         mask=memory.visibility,
-        dropout=attention.dropout,
+        dropout=share_of(attention, attention.dropout),
         backend=attention.backend,
     )
     out: Tensor = attention.out_proj(read.transpose(1, 2).flatten(2))

@@ -115,15 +115,22 @@ class FeedForward(nn.Module):
             from qknorm.models.fused_layers import bias_activation_dropout
 
             z, share = F.linear(x, self.widen.weight), self.dropout.p
-            fused: Tensor = self.narrow(bias_activation_dropout(run, self.activation, z, self.widen.bias, share))
-            return fused
+            return self._narrowed(bias_activation_dropout(run, self.activation, z, self.widen.bias, share))
+        if run is not None and run.layers and not self.training and self.activation == "relu":
+            from qknorm.models.fused_layers import linear_relu
+
+            if (at_once := linear_relu(x, self.widen)) is not None:
+                return self._narrowed(at_once)
         hidden = self.widen(x)
         if self.activation == "swiglu":
             gate, hidden = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * hidden
         else:
             hidden = F.relu(hidden) if self.activation == "relu" else F.gelu(hidden)
-        narrowed: Tensor = self.narrow(self.dropout(hidden))
+        return self._narrowed(self.dropout(hidden))
+
+    def _narrowed(self, hidden: Tensor) -> Tensor:
+        narrowed: Tensor = self.narrow(hidden)
         return narrowed
 
 

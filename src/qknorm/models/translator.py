@@ -48,6 +48,8 @@ class DecoderCache:
     own: list[KeyValueCache] = field(init=False)
     across: list[KeyValueCache] = field(init=False)
     words: dict[str, Tensor] = field(default_factory=dict)
+    position: Tensor | None = None
+    """The vector (1, width) of the one position that all next tokens stand at, where someone has looked it up."""
 
     def __post_init__(self) -> None:
         self.own = [KeyValueCache() for _ in range(self.layers)]
@@ -151,17 +153,16 @@ class Translator(nn.Module):
         real = (source != PAD)[:, None, None, :]
         if (run := fused_translator.run_for(self)) is not None:
             return Memory(fused_translator.encode(self, run, source, Visibility(real, None)), real)
-        x = self._embed(source, self.words.table(), side=0, past=0)
+        x = self._embed(source, self.words.table(), side=0)
         for layer in self.encoder:
             x = self._run(layer, x, Visibility(real, None))
         return Memory(self.encoder_norm(x), real)
 
     def decode(self, target: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
         """States (b, t, width) after reading target ids (b, t), which with a cache follow on what it has seen."""
-        if cache is None and (run := fused_translator.run_for(self)) is not None:
-            return fused_translator.decode(self, run, target, memory)
-        words = self._table("target", cache)
-        x = self._embed(target, words, side=1, past=0 if cache is None else cache.length)
+        if (run := fused_translator.run_for(self)) is not None:
+            return fused_translator.decode(self, run, target, memory, cache)
+        x = self._embed(target, self._table("target", cache), side=1, cache=cache)
         for i, layer in enumerate(self.decoder):
             x = self._run(layer, x, memory) if cache is None else layer(x, memory, cache.own[i], cache.across[i])
         out: Tensor = self.decoder_norm(x)
@@ -245,12 +246,12 @@ class Translator(nn.Module):
         dropped = torch.rand(ids.shape, device=ids.device) < self.settings.dropout.word
         return ids.masked_fill(dropped & (ids != PAD), UNKNOWN)
 
-    def _embed(self, ids: Tensor, table: Tensor, side: int, past: int | Tensor) -> Tensor:
+    def _embed(self, ids: Tensor, table: Tensor, side: int, cache: DecoderCache | None = None) -> Tensor:
         x = look_up(table, ids) * math.sqrt(self.settings.width)
         if self.languages is not None:
             x = x + self.languages[side]
-        if self.settings.positions != "rotary":
-            x = x + self._positions_from(past, ids.shape[1])
+        if (positions := self._positions_of(ids, cache)) is not None:
+            x = x + positions
         out: Tensor = self.dropout(x)
         return out
 
@@ -259,6 +260,14 @@ class Translator(nn.Module):
         if length > len(self.positions):
             self._outgrown.append(self.positions)  # recorded steps go on reading it where it is
             self.positions = self._position_table(2 * length).to(self.positions)
+
+    def _positions_of(self, ids: Tensor, cache: DecoderCache | None) -> Tensor | None:
+        """What is added to ids (b, t) for where they stand; None where attention is told instead."""
+        if self.settings.positions == "rotary":
+            return None
+        if cache is not None and cache.position is not None:
+            return cache.position
+        return self._positions_from(0 if cache is None else cache.length, ids.shape[1])
 
     def _positions_from(self, past: int | Tensor, length: int) -> Tensor:
         if isinstance(past, Tensor):  # while a step is recorded; whoever records sees to the table's size
