@@ -42,10 +42,10 @@ def run_both(
 
 @pytest.mark.parametrize(
     ("beam", "types", "nbest"),
-    [(1, 7, 1), (2, 40, 2), (3, 7, 1), (4, 40, 1), (4, 40, 4), (5, 9, 2), (8, 5, 8), (3, 5_000, 1)],
+    [(1, 7, 1), (2, 40, 2), (3, 7, 1), (4, 40, 4), (5, 9, 2), (8, 5, 8), (3, 5_000, 1)],
 )
 def test_the_kernel_makes_the_plain_step(beam: int, types: int, nbest: int) -> None:
-    steps, sentences = (4, 3) if types > 1_000 else (9, 6)
+    steps, sentences = (4, 3) if types > 1_000 else (7, 4)
     limits = torch.randint(2, steps + 1, (sentences,), device=DEVICE)
     limits[0] = steps
     logits_of = [2 * torch.randn(sentences, beam, types, device=DEVICE) for _ in range(steps)]

@@ -240,8 +240,7 @@ def unrecorded(step: TrainingStep) -> Iterator[None]:
     [
         ("auto", {}),
         ("fused", {}),
-        ("fused", {"fixnorm": False, "tie": "none"}),
-        ("fused", {"decoder_layers": 2, "kv_heads": 1}),
+        ("fused", {"fixnorm": False, "tie": "none", "decoder_layers": 2, "kv_heads": 1}),
     ],
 )
 def test_gradients_added_as_late_as_can_be_are_the_same(monkeypatch, changes, backend):
