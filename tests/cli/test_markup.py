@@ -1,5 +1,6 @@
 """Text and names of users that look like terminal markup are shown as they are."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ def test_score_shows_names(odd: Path, capsys: pytest.CaptureFixture[str], monkey
     for title in (names[1], names[2], f"bleu against {names[1]}"):
         assert title in map(str.rstrip, told)
     assert any(line.startswith(f"│ {names[2]} ") for line in told)
+    signatures = [line for line in told if line.startswith("ter  ")]
+    assert len(signatures) == 2  # none is cut in two
+    assert all(re.search(r"nrefs:1\|.*\|version:\d+\.\d+\.\d+$", line.rstrip()) for line in signatures)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])

@@ -216,7 +216,7 @@ def test_resume_mistakes(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_pat
     assert f"trained on other data than {tmp_path / 'other'}" in told
     words = ("train", tiny.data, "--run", tiny.run, "--config", tiny.config, "--resume", "--device", "cpu")
     told = refuse(capsys, *words, "--training.max-steps", "50")
-    assert "training.max_steps is another there" in told
+    assert "training.max_steps would be another; leave them all out" in told
     assert "reached training.max_steps (20)" in succeed(capsys, *words)
 
 
@@ -270,7 +270,9 @@ def test_translate_mistakes(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_
     ]
     for words, part in expected:
         assert part in refuse(capsys, "translate", *words, "--output", out)
-    assert remains(tmp_path) == ["bad"]
+    assert "is the file that is read" in refuse(capsys, "translate", tiny.run, "--input", bad, "--output", bad)
+    assert bad.read_bytes() == b"ok\n\xff\n" and remains(tmp_path) == ["bad"]
+    assert "is a folder; name a file" in refuse(capsys, "inspect", tiny.run, "--html", tmp_path)
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ def test_pairs_whose_data_are_not_here_are_told_with_commands(folder, tmp_path):
     )
     assert missing["en-vi"][0] == "qknorm corpora download iwslt15-en-vi"
     assert "--subwords.pretokenized" not in how_to_get("de-en", folder).commands[1]
+    assert how_to_get("de-en", folder / "de-en").commands == how_to_get("de-en", folder).commands
 
 
 def test_the_commands_that_are_told_are_known(folder):

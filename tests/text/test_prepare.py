@@ -188,9 +188,11 @@ def test_what_exists_is_replaced_only_if_asked_and_only_if_it_is_prepared_data(t
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
-    for place in (foreign, foreign / "thesis.txt"):
-        with pytest.raises(InputError, match="is not overwritten"):
-            prepare(settings, place, overwrite=True)
+    with pytest.raises(InputError, match="is not overwritten"):
+        prepare(settings, foreign, overwrite=True)
+    for overwrite in (True, False):
+        with pytest.raises(InputError, match="is a file, not a folder to write to, which comes first"):
+            prepare(settings, foreign / "thesis.txt", overwrite=overwrite)
     assert (foreign / "thesis.txt").read_text() == "mine" and (out / "notes.txt").read_text() == "mine"
 
 

@@ -266,7 +266,7 @@ def test_starting_again_forgets_what_died_before_its_first_checkpoint(data: Path
 def test_other_settings_than_the_runs_are_refused(data: Path, tmp_path: Path) -> None:
     fit(data, tmp_path / "run")
     other = settings(schedule=Schedule(kind="inverse-sqrt", warmup=2, peak=2e-3))
-    with pytest.raises(InputError, match=r"training\.schedule\.peak is another there"):
+    with pytest.raises(InputError, match=r"training\.schedule\.peak would be another"):
         train(data, tmp_path / "run", other, resume=True, device="cpu", quiet=True)
 
 
@@ -373,3 +373,12 @@ def test_a_training_makes_its_gpu_the_current_one(data: Path, tmp_path: Path, mo
     with pytest.raises(InputError, match="on cuda:1"):
         train(data, tmp_path / "run", settings(), quiet=True)
     assert current == [None]
+
+
+def test_a_model_that_is_large_for_a_cpu_is_told_of(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, told in ((10**7, False), (100, True)):
+        monkeypatch.setattr("qknorm.training.fit.MOST_FOR_A_CPU", most)
+        train(data, tmp_path / f"run-{most}", settings(max_steps=2), device="cpu")
+        assert ("hours to days" in " ".join(capsys.readouterr().out.split())) is told

@@ -76,6 +76,8 @@ def run(words: Sequence[str]) -> None:
         raise InputError("name a run folder, or two to compare; qknorm inspect --help has examples")
     if arguments.names and len(arguments.names) != len(arguments.runs):
         raise InputError(f"--names has {len(arguments.names)} names for {len(arguments.runs)} runs; give one for each")
+    if arguments.html is not None and arguments.html.is_dir():
+        raise InputError(f"--html {arguments.html} is a folder; name a file, such as {arguments.html / 'page.html'}")
     texts, references = _texts(arguments)
     with progress_bar() as progress:
         report = build_report(

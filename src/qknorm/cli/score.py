@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,6 +19,9 @@ from qknorm.scoring import ScoreReport, ScoringOptions, score_report
 from qknorm.text.prepared import PreparedData
 from qknorm.text.readers import read_lines
 from qknorm.training.run_folder import load, read_run
+
+WIDE = 200
+"""Columns of a table that no terminal bounds: a signature then stands in one line, to be copied and searched for."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ def _keep(translations: Sequence[str], path: Path) -> None:
 
 def show(report: ScoreReport) -> None:
     """Scores with their signatures, then the tests between systems."""
+    out = console if console.is_terminal else Console(width=WIDE, highlight=False, emoji=False)
     for system in report.systems:
         table = Table(title=escape(system.name), title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in ("metric", "score", "signature"):
@@ -135,7 +140,7 @@ def show(report: ScoreReport) -> None:
         for score in system.scores:
             interval = f" ± {(score.interval.high - score.interval.low) / 2:.2f}" if score.interval else ""
             table.add_row(score.metric, f"[bold]{score.value:.2f}[/bold]{interval}", f"[dim]{score.signature}[/dim]")
-        console.print(table)
+        out.print(table)
     for comparison in report.comparisons:
         table = Table(title=f"{comparison.metric} against {escape(comparison.baseline)}", title_justify="left")
         for column in ("system", "score", "difference", "bootstrap p", "randomisation p", "wins"):
@@ -152,8 +157,8 @@ def show(report: ScoreReport) -> None:
                     f"{each.randomization_p:.4f}",
                     f"{each.win_rate:.1%}",
                 )
-        console.print(table)
-        console.print(
+        out.print(table)
+        out.print(
             f"[dim]paired bootstrap (Koehn 2004, {comparison.samples:,} samples, one-sided) and approximate "
             f"randomisation ({comparison.trials:,} trials), seed {comparison.seed}[/dim]"
         )

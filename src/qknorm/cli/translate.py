@@ -135,6 +135,9 @@ def _check(arguments: Arguments) -> None:
         for name, default in defaults.items():
             if getattr(arguments, name) != default:
                 raise InputError(f"--{name} is for --engine torch, on the run itself; leave it or --engine out")
+    given, wanted = arguments.input, arguments.output
+    if given is not None and wanted is not None and given.exists() and wanted.exists() and given.samefile(wanted):
+        raise InputError(f"--output {wanted} is the file that is read, and would be lost; name another")
     if arguments.align and arguments.nbest > 1 and not arguments.json:
         raise InputError("--align with --nbest has no place in plain lines; add --json, or leave one of them out")
 

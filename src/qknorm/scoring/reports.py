@@ -161,7 +161,7 @@ def _note_leftovers(name: str, lines: Sequence[str]) -> list[str]:
     if 2 * tokenized > len(lines):
         notes.append(
             f"{name} looks tokenised ({tokenized:,} of {len(lines):,} lines end in a mark that stands alone): "
-            "BLEU, chrF and TER want plain text, so detokenise it or ask for the tokenised score"
+            "BLEU, chrF and TER want plain text, so detokenise it or ask for the tokenised score (--tokenized)"
         )
     escaped = sum(unescape_entities(line) != line for line in lines)
     if escaped:

@@ -130,7 +130,6 @@ def demo() -> Train:
             max_steps=600,
             stop_after=None,
             log_every=10,
-            keep=1,
         ),
         decoding=Decoding(beam=4),
     )

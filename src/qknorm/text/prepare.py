@@ -325,6 +325,8 @@ def _check_out(out: Path, overwrite: bool, inputs: Iterable[Path]) -> None:
     """Refuses to replace anything but prepared data, and that only if asked and if nothing else lies in it."""
     if not os.path.lexists(out):
         return
+    if out.is_file():
+        raise InputError(f"{out} is a file, not a folder to write to, which comes first: qknorm prepare FOLDER …")
     if not overwrite:
         raise InputError(f"{out} exists already; name another folder, or add --overwrite")
     try:

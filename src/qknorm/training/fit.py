@@ -35,6 +35,13 @@ from qknorm.training.run_folder import (
 from qknorm.training.task import Task
 from qknorm.training.translation import TranslationTask
 
+MOST_FOR_A_CPU = 10_000_000
+"""Parameters of a model from which on a CPU trains for hours to days."""
+TOO_LARGE = (
+    "on a CPU a model of this size takes seconds for a step, and hours to days in all; the presets demo (translation) "
+    "and character-lm-small (plain text) are of a size for it"
+)
+
 
 def train(
     data: str | Path,
@@ -76,6 +83,8 @@ def train(
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
                 recorder.message(_describe(trainer, facts))
+                if _is_large_for_a_cpu(trainer):
+                    recorder.message(TOO_LARGE, "yellow")
             with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
                 team.wait()  # who leaves while others still talk can bring them down
@@ -198,8 +207,8 @@ def _reopen(
     if settings is not None and settings != own:
         name = _first_difference(settings.model_dump(), own.model_dump())
         raise InputError(
-            f"{run} goes on with its own settings, and {name} is another there; leave it out, or change it in "
-            f"{run / SETTINGS}"
+            f"{run} goes on with its own settings, and by the preset and options given {name} would be another; "
+            f"leave them all out, or change {run / SETTINGS}"
         )
     if facts.fingerprint != opened.fingerprint:
         raise InputError(
@@ -227,8 +236,16 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f"{name}.{_first_difference(one[name], other[name])}" if deeper else name
 
 
+def _is_large_for_a_cpu(trainer: Trainer) -> bool:
+    return trainer.team.device.type == "cpu" and _size_of(trainer) > MOST_FOR_A_CPU
+
+
+def _size_of(trainer: Trainer) -> int:
+    return sum(p.numel() for p in trainer.model.parameters())
+
+
 def _describe(trainer: Trainer, facts: Facts) -> str:
-    parameters = sum(p.numel() for p in trainer.model.parameters())
+    parameters = _size_of(trainer)
     scale = f", g starts at {facts.scale_init:.3f} (L = {facts.scale_length:g})" if facts.scale_init else ""
     return (
         f"{trainer.task.describe()}: {parameters:,} parameters, {facts.vocabulary:,} types{scale}; "

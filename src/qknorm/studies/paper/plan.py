@@ -78,7 +78,7 @@ def how_to_get(pair: str, data: Path) -> MissingPair:
     words = [
         "qknorm",
         "prepare",
-        str(data / pair),
+        str(data if data.name == pair else data / pair),
         "--corpus",
         corpus,
         "--subwords.merges",
