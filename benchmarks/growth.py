@@ -190,6 +190,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     curves: dict[str, list[Point]] = {}
     with quick_kernels(torch.device(args.device)):
+        measure(steady, args, 0)  # the first of a process is slower, whatever its size
         for name, start in starts.items():
             sizes = [start * 2**n for n in range(DOUBLINGS + 1)]
             curves[name] = [measure({**steady, name: size}, args, size) for size in sizes]
