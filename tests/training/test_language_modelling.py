@@ -237,7 +237,7 @@ def test_other_text_or_settings_do_not_resume(text: Path, tmp_path: Path) -> Non
     changed.write_text(text.read_text(encoding="utf-8") + "!", encoding="utf-8")
     with pytest.raises(InputError, match=r"other data than .*changed\.txt holds now; name the text file"):
         fit(changed, tmp_path / "run", resume=True)
-    with pytest.raises(InputError, match=r"training\.batch is another there"):
+    with pytest.raises(InputError, match=r"training\.batch would be another"):
         train(text, tmp_path / "run", settings(batch=5), resume=True, device="cpu", quiet=True)
 
 
