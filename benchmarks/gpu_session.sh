@@ -71,7 +71,7 @@ for step in "${steps[@]}"; do
     kernels) run 60 kernels.txt "$python" benchmarks/step_kernels.py ;;
     training) run 150 training.txt "$python" benchmarks/training.py --seconds 110 --row-seconds 40 ;;
     own) run 150 own.txt "$python" benchmarks/training.py --only "ours, QKNorm" --seconds 110 --row-seconds 60 ;;
-    peers) run 300 peers.txt "$python" benchmarks/training.py --only "+ all + attention|torch.nn|Marian|x-transformers|whole" --seconds 260 --row-seconds 120 ;;
+    peers) run 300 peers.txt "$python" benchmarks/training.py --only "+ all + attention|dot product + all|released|torch.nn|Marian|x-transformers" --seconds 260 --row-seconds 120 ;;
     profile) run 90 profile.txt "$python" benchmarks/training.py --only "+ all" --profile --seconds 60 --row-seconds 40 ;;
     decoding) run 60 decoding.txt "$python" benchmarks/decoding.py ;;
     lp) run 240 lp.txt "$python" benchmarks/lp_overhead.py --skip-processes --models 1 2 5 --timeout 55 ${LP_TEXT:+--text "$LP_TEXT"} ;;

@@ -82,9 +82,7 @@ def train(
                     if recorder is not None:
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
-                recorder.message(_describe(trainer, facts))
-                if _is_large_for_a_cpu(trainer):
-                    recorder.message(TOO_LARGE, "yellow")
+                _introduce(recorder, trainer, facts)
             with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
                 team.wait()  # who leaves while others still talk can bring them down
@@ -236,19 +234,14 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f"{name}.{_first_difference(one[name], other[name])}" if deeper else name
 
 
-def _is_large_for_a_cpu(trainer: Trainer) -> bool:
-    return trainer.team.device.type == "cpu" and _size_of(trainer) > MOST_FOR_A_CPU
-
-
-def _size_of(trainer: Trainer) -> int:
-    return sum(p.numel() for p in trainer.model.parameters())
-
-
-def _describe(trainer: Trainer, facts: Facts) -> str:
-    parameters = _size_of(trainer)
+def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
+    """Says what is trained, and so if it is large for where."""
+    parameters = sum(p.numel() for p in trainer.model.parameters())
     scale = f", g starts at {facts.scale_init:.3f} (L = {facts.scale_length:g})" if facts.scale_init else ""
-    return (
+    recorder.message(
         f"{trainer.task.describe()}: {parameters:,} parameters, {facts.vocabulary:,} types{scale}; "
         f"{len(trainer.batches):,} batches an epoch on {trainer.team.device}, "
         f"{str(trainer.stepper.precision).removeprefix('torch.')}"
     )
+    if trainer.team.device.type == "cpu" and parameters > MOST_FOR_A_CPU:
+        recorder.message(TOO_LARGE, "yellow")

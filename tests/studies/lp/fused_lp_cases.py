@@ -2,7 +2,7 @@
 
 import pytest
 from lp_cases import tiny_study
-from test_lp_training import LEARNED, TEXT, THREE, check_against_plain, losses
+from test_lp_training import DOT_PRODUCT, LEARNED, TEXT, THREE, check_against_plain, losses
 
 from qknorm.studies.lp.design import Run
 from qknorm.studies.lp.training import Execution, train_stack
@@ -10,7 +10,7 @@ from qknorm.studies.lp.training import Execution, train_stack
 FUSED = Execution(layers="fused")
 
 
-@pytest.mark.parametrize("runs", [THREE[:2], [LEARNED]], ids=["p = 3", "learned p"])
+@pytest.mark.parametrize("runs", [THREE[:2], [DOT_PRODUCT], [LEARNED]], ids=["p = 3", "dot product", "learned p"])
 def test_fused_layers_learn_what_plain_ones_learn(runs: list[Run]) -> None:
     check_against_plain(runs, tiny_study(learning_rate=1e-2, clip=0.5, batch=2, context=8), FUSED)
 
