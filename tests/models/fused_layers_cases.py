@@ -181,6 +181,18 @@ def test_however_columns_are_spread_sums_are_the_same(activation, launch, monkey
     torch.testing.assert_close(room, 1 + weight.sum(0), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_feed_forward_at_once_passes_on_what_is_no_number(dtype):
+    part = FeedForward(Model(width=64, feed_forward=256, heads=4)).to(DEVICE, dtype).eval()
+    x = draw(5, 64).to(dtype)
+    with torch.no_grad(), use_fused(DEVICE, layers=True):
+        assert (fused_layers.linear_relu(x, part.widen) is None) == (dtype == torch.float32)
+        sound = part(x)
+        part.widen.weight[7, 3] = float("nan")
+        broken = part(x)
+    assert sound.isfinite().all() and broken.isnan().all()
+
+
 @pytest.mark.parametrize(("rows", "width"), [(5, 40), (70, 640)])
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])

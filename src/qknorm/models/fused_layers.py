@@ -318,14 +318,15 @@ def bias_activation_dropout(run: FusedRun, activation: str, z: Tensor, bias: Ten
 
 
 def linear_relu(x: Tensor, linear: nn.Linear) -> Tensor | None:
-    """relu(x Wᵀ + b) as one product, for its value alone.
+    """relu(x Wᵀ + b) as one product in half precision, for its value alone.
 
-    None where a gradient is wanted, dtypes differ, or another module stands there, which may compute something else.
+    None where a gradient is wanted, dtypes differ, or another module stands there, which may compute something else;
+    and in float32, where a GPU's product makes 0 of what is no number, and a broken model would look sound.
     """
     if torch.is_grad_enabled() or not is_as_made(linear, nn.Linear):
         return None
     weight, bias = linear.weight, linear.bias
-    if bias is None or not x.dtype == weight.dtype == bias.dtype:
+    if bias is None or x.dtype == torch.float32 or not x.dtype == weight.dtype == bias.dtype:
         return None
     return torch._addmm_activation(bias, x.flatten(0, -2), weight.t()).view(*x.shape[:-1], len(bias))
 
