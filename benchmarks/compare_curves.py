@@ -65,7 +65,7 @@ def draw(rows: Rows, path: Path) -> None:
     bleu.set(xlabel="step", ylabel="dev BLEU")
     for axis in (loss, bleu):
         axis.grid(alpha=0.3)
-        axis.legend()
+    bleu.legend(loc="lower right")  # of both; the other's lines are wherever it would stand
     figure.savefig(path, dpi=110)
 
 

@@ -56,7 +56,8 @@ def test_merges_are_the_papers():
 
 def test_our_own_default_keeps_the_textbooks_positions_and_stops_by_itself():
     settings = preset("low-resource")
-    assert settings.model.positions == "sinusoid"
+    assert settings.model.positions == "sinusoid" and settings.model.norm == "scale"
+    assert settings.training.bpe_dropout == 0.1
     assert settings.model.attention.qk_norm == "lp"
     assert settings.training.stop_after is not None
 

@@ -76,7 +76,7 @@ def test_winners_are_joined_and_those_that_lead_get_more_seeds(search):
     gains = {"start": 10.5, "heads 8": 11.0, "norm rms": 10.5, "positions rotary": 10.1, "best 2 joined": 12.0}
     first, joined, seeds = walk(found, gains)
     assert first[:3] == ["start", "reference", "start"]
-    assert first[3:6] == ["norm scale", "heads 8", "positions rotary"]  # two heads are what the start has
+    assert first[3:6] == ["heads 8", "norm scale", "positions rotary"]  # two heads are what the start has
     assert joined == ["best 2 joined"]
     assert seeds == ["best 2 joined", "heads 8", "norm rms", "reference"]
     assert [(trial.system, trial.seed) for trial in found.best()] == [(joined[0], 0), (joined[0], 1)]

@@ -30,15 +30,14 @@ def _together(settings: Sequence[str], *values: object) -> tuple[Changes, ...]:
 _DROPOUTS = tuple(f"model.dropout.{place}" for place in ("residual", "embedding", "attention", "feed_forward"))
 
 FACTORS: dict[str, tuple[Changes, ...]] = {
-    # what is cut anew every epoch learns longer
-    "bpe-dropout": tuple({"training.bpe_dropout": share, "training.stop_after": 20} for share in (0.1, 0.05)),
     "merges": _values(MERGES, 1_000, 2_000, 500, 4_000, 8_000),
+    "word-dropout": _values("model.dropout.word", 0.0, 0.1, 0.2),
     "schedule": (
         {
             "training.schedule.kind": "cosine",
             "training.schedule.floor": 1e-5,
-            "training.max_steps": 20_000,
-            "training.stop_after": 20,
+            "training.max_steps": 30_000,
+            "training.stop_after": None,
         },
         {
             "training.schedule.kind": "plateau",
@@ -47,18 +46,22 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
             "training.stop_after": None,
         },
     ),
-    "norm": _values("model.norm", "scale", "rms"),
-    "dropout": _together(_DROPOUTS, 0.4, 0.2),
-    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4),
-    "batch": _values("training.batch_tokens", 8_192, 2_048),
-    "layers": _together(("model.encoder_layers", "model.decoder_layers"), 4, 6, 3),
+    "dropout": _together(_DROPOUTS, 0.2, 0.3, 0.4),
+    # what is cut anew every epoch learns longer
+    "bpe-dropout": (
+        *({"training.bpe_dropout": share, "training.stop_after": 20} for share in (0.1, 0.05, 0.2)),
+        {"training.bpe_dropout": 0.0},
+    ),
     "learning-rate": _values("training.schedule.peak", 1e-3, 4e-4),
-    "word-dropout": _values("model.dropout.word", 0.2, 0.0),
     "feed-forward": _values("model.feed_forward", 2_048, 512),
-    "heads": _values("model.heads", 2, 8),
+    "batch": _values("training.batch_tokens", 8_192, 2_048),
+    "layers": _together(("model.encoder_layers", "model.decoder_layers"), 6, 4, 3),
+    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4),
+    "heads": _values("model.heads", 8, 2),
     "attention-dropout": _values("model.dropout.attention", 0.1),
     "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1),
     "width": _values("model.width", 256),
+    "norm": _values("model.norm", "scale", "rms", "layer"),
     "positions": _values("model.positions", "rotary"),
 }
 """Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
@@ -89,10 +92,10 @@ def check_factors(names: Sequence[str]) -> None:
 def single_changes(start: Train, merges: int, only: Sequence[str] = (), values: int | None = None) -> list[Candidate]:
     """One change each: the first value of every factor, then the second ones.
 
-    What the start has already or cannot have is left out; `values` is how many of each factor to take.
+    What the start has already or cannot have is left out; `values` is how many of the rest to take of each factor.
     """
     chosen = [
-        [Candidate(_name(factor, each), each, factor) for each in changes[:values] if _is_new(start, merges, each)]
+        [Candidate(_name(factor, each), each, factor) for each in changes if _is_new(start, merges, each)][:values]
         for factor, changes in FACTORS.items()
         if not only or factor in only
     ]
