@@ -3,10 +3,12 @@
 import copy
 import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from adopt_by_hand import by_hand, causal, heads
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -292,6 +294,65 @@ def test_states_come_back() -> None:
     torch.testing.assert_close(same(x), model(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"no scale for any attention of this TransformerEncoder.*norm\.scale"):
         adopt(encoder(2), state=encoder(2).state_dict())
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.bin", "weights", "model.safetensors"])
+def test_states_come_back_from_a_file(name: str, tmp_path: Path) -> None:
+    x = torch.randn(2, 6, WIDTH)
+    model = encoder(2)
+    adopt(model, calibrate=x, scale_per_head=True, only="layers.1.*")
+    file = tmp_path / name
+    if name.endswith("safetensors"):
+        save_file(model.state_dict(), file)
+    else:
+        torch.save(model.state_dict(), file)
+    for state in (file, str(file)):
+        again = encoder(2)
+        assert [each.name for each in adopt(again, state=state).changed] == ["layers.1.self_attn"]
+        again.load_state_dict(model.state_dict())
+        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+
+
+class Unsafe:
+    """Tells whether it was unpickled."""
+
+    loaded = 0
+
+    def __setstate__(self, state: object) -> None:
+        Unsafe.loaded += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        (
+            "model.pt",
+            {"model": {"x": torch.ones(2)}, "step": 3},
+            r"give the one in it: state=torch\.load\(.*\)\['model'\]",
+        ),
+        ("model.pt", {"step": 3}, "holds a dict and no state dict: state= takes a .safetensors file, or one that"),
+        ("model.pt", torch.ones(2), "holds a Tensor and no state dict"),
+        ("model.pt", {"x": Unsafe()}, "is no pickle of tensors alone, and no other is loaded"),
+        ("model.pt", {"x": torch.ones(2)}, "has no scale for any attention"),
+        ("model.pt", b"", r"model\.pt cannot be read \(EOFError\)"),
+        ("model.pt", b"PK\x03\x04 is cut", r"model\.pt cannot be read \(RuntimeError\)"),
+        ("model.index.json", b'{"weight_map": {}}', "is no pickle of tensors alone"),
+        ("model.safetensors", b"no header", r"model\.safetensors cannot be read \(.*\): state= takes"),
+        ("model-00001-of-00002.safetensors", b"", "is one of several files of a model: give state= their folder"),
+        ("other/model.pt", None, "there are no weights in .*, which does not exist: state= is a folder of"),
+    ],
+)
+def test_files_that_are_no_states(name: str, content: object, told: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content is not None:
+        torch.save(content, file)
+    model = encoder(1)
+    with pytest.raises(ValueError, match=told) as refusal:
+        adopt(model, state=file)
+    assert "\n" not in str(refusal.value) and Unsafe.loaded == 0
+    assert type(model.layers[0].self_attn) is nn.MultiheadAttention
 
 
 def test_copies_dtypes_and_older_checkpoints() -> None:

@@ -70,3 +70,15 @@ def test_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "unstable-training.md", "exec"), names)
+
+
+def test_the_guide_knows_what_a_torchvision_of_another_build_makes_of_an_import() -> None:
+    text = " ".join((ROOT / "docs" / "guides" / "unstable-training.md").read_text(encoding="utf-8").split())
+    told = "Could not import module 'LlamaConfig'"
+    assert (
+        f'"{told}"' in text and "`pip uninstall torchvision`" in text and "`pip install 'qknorm[huggingface]'`" in text
+    )
+    library("transformers")
+    code = "from transformers import LlamaConfig"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or ("torchvision" in done.stderr and told in done.stderr), done.stderr

@@ -208,6 +208,10 @@ def test_files_that_keep_older_names_are_read(tmp_path: Path) -> None:
     again = type(model).from_pretrained(tmp_path, add_pooling_layer=False)
     loaded = adopt(again, state=tmp_path)
     assert [each.start for each in loaded.changed] == [3.0, 3.0]
+    torch.save(model.state_dict(), tmp_path / "own.pt")
+    for file in ("model.safetensors", "own.pt"):  # by the older names, and by its own
+        another = type(model).from_pretrained(tmp_path, add_pooling_layer=False)
+        assert [each.start for each in adopt(another, state=tmp_path / file).changed] == [3.0, 3.0]
     outputs = [each(pixels).last_hidden_state for each in (again, model)]
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
 

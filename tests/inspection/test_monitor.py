@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,10 +29,46 @@ def test_what_cannot_be_read_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(monitor_module.Call, "measure", fail)
-    with AttentionMonitor(model, every=1) as monitor:
+    with AttentionMonitor(model, every=1) as monitor, pytest.warns(UserWarning, match="0 .it could not be read: "):
         assert_same(before, step(model, x))
     assert monitor.table() == "no attention could be seen; monitor.unseen says why"
     assert not monitor.latest and monitor.unseen == {"0": "it could not be read: out of memory"}
+
+
+def test_a_model_without_attention_is_told_once_and_goes_on() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 5, 8)
+    before = step(model, x)
+    monitor = AttentionMonitor(model, every=1)  # attention is found as it runs, so that nothing is said of it here
+    assert monitor.table() == monitor_module.NOTHING_YET
+    with monitor:
+        with pytest.warns(UserWarning, match="records nothing of Sequential: no attention ran in the pass that was"):
+            assert_same(before, step(model, x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_same(before, step(model, x))
+    assert monitor.table() == monitor_module.NONE_RAN
+    with pytest.warns(UserWarning, match="records nothing of Sequential: no attention ran"):
+        AttentionMonitor(model).probe(lambda: model(x))
+
+
+def test_attentions_that_cannot_be_watched_are_named_in_the_warning() -> None:
+    class StrangeAttention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(x @ x.mT, dim=-1) @ x
+
+    model, x = nn.Sequential(StrangeAttention(), StrangeAttention()), torch.randn(2, 5, 8)
+    told = r"could not be watched: 0 \(StrangeAttention is no attention that.*\), and 1 more in monitor\.unseen"
+    with pytest.warns(UserWarning, match=told):
+        AttentionMonitor(model).probe(lambda: model(x))
+
+
+def test_a_model_whose_attention_is_seen_gets_no_warning() -> None:
+    model, x = nn.Sequential(OwnAttention(), nn.Linear(8, 8)), torch.randn(2, 5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with AttentionMonitor(model, every=1) as monitor:
+            step(model, x)
+    assert list(monitor.latest) == ["0"]
 
 
 def test_an_error_of_the_model_passes_and_leaves_nothing_behind() -> None:
@@ -244,7 +281,8 @@ def test_compiled_models_are_probed() -> None:
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(2, 5, 8)
     with AttentionMonitor(compiled, every=1) as monitor:
-        compiled(x)
+        with pytest.warns(UserWarning, match=r"it is compiled; AttentionMonitor\.probe looks inside"):
+            compiled(x)
         assert not monitor.latest and "compiled" in next(iter(monitor.unseen.values()))
         monitor.probe(lambda: compiled(x))
     assert list(monitor.latest) == ["0"] and not monitor.unseen

@@ -4,9 +4,10 @@ import signal
 import pytest
 from paper_cases import prepare_copy, tiny
 
+from qknorm.errors import InputError
 from qknorm.studies.grid import work
 from qknorm.studies.grid.claims import find_holder, take
-from qknorm.studies.grid.jobs import FAILURE, GIVEN_OUT, Job, is_free, look, read_result, read_translations
+from qknorm.studies.grid.jobs import FAILURE, GIVEN_OUT, LOG, Job, is_free, look, read_result, read_translations
 from qknorm.studies.grid.scores import MOSES, RELEASED, TOKENISED, TREEBANK
 from qknorm.studies.grid.work import do
 from qknorm.training.checkpoint import list_steps
@@ -57,6 +58,60 @@ def test_an_interrupted_job_goes_on_and_ends_as_one_that_never_stopped(data, tmp
     one, other = read_result(stopped.folder), read_result(whole.folder)
     assert (one.scores, one.best_step, one.dev_bleu) == (other.scores, other.best_step, other.dev_bleu)
     assert read_translations(stopped.folder) == read_translations(whole.folder)
+
+
+def interrupt_at_the_first_evaluation(job, monkeypatch):
+    evaluate = TranslationTask.evaluate
+
+    def interrupt(self, progress=None):
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(self, progress)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TranslationTask, "evaluate", interrupt)
+        assert do(job.folder, "cpu") == "interrupted"
+
+
+def test_a_job_that_came_without_its_large_files_begins_anew_and_says_so(data, tmp_path, monkeypatch):
+    whole, stripped = make(data, tmp_path / "whole"), make(data, tmp_path / "stripped")
+    interrupt_at_the_first_evaluation(stripped, monkeypatch)
+    for file in stripped.run.rglob("*.safetensors"):
+        file.unlink()
+    assert list_steps(stripped.run) == [4]
+    assert do(stripped.folder, "cpu") == "done" and do(whole.folder, "cpu") == "done"
+    one, other = read_result(stripped.folder), read_result(whole.folder)
+    assert (one.scores, one.best_step, one.dev_bleu) == (other.scores, other.best_step, other.dev_bleu)
+    metrics = [(each.run / "metrics.jsonl").read_text(encoding="utf-8").count("\n") for each in (stripped, whole)]
+    assert metrics[0] == metrics[1]  # nothing is left of the first beginning
+    note = "begun anew, since no checkpoint could be read (step-00000004: model.safetensors is missing)"
+    assert look(stripped).note == note and look(whole).note == ""
+    assert note in (stripped.folder / LOG).read_text(encoding="utf-8")
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_thrown_away(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    interrupt_at_the_first_evaluation(job, monkeypatch)
+
+    def refuse(run, step):
+        raise InputError("cannot read it: permission denied; ask its owner for access")
+
+    monkeypatch.setattr(work, "load_checkpoint", refuse)
+    assert do(job.folder, "cpu") == "failed" and "ask its owner" in look(job).note
+    assert list_steps(job.run) == [4]
+
+
+def test_a_disk_that_does_not_answer_costs_no_checkpoint(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    interrupt_at_the_first_evaluation(job, monkeypatch)
+    with monkeypatch.context() as patched:
+
+        def fail(path):
+            raise OSError(5, "Input/output error")
+
+        patched.setattr("qknorm.training.checkpoint._fingerprint", fail)
+        assert do(job.folder, "cpu") == "failed" and "Input/output error" in look(job).note
+    assert list_steps(job.run) == [4]
+    assert do(job.folder, "cpu") == "done" and look(job).note == ""
 
 
 def test_a_job_that_diverges_has_a_result_without_scores(data, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 from paper_cases import GridInThisProcess, prepare_copy, tiny
 
+from qknorm import files
 from qknorm.cli import grid_display, study_paper
 from qknorm.cli.main import main
 from qknorm.cli.study import run
@@ -49,10 +50,28 @@ def test_quick_gives_tables_pictures_and_a_page(here, tmp_path, capsys):
 
 
 def test_a_report_without_training(here, tmp_path, capsys):
-    run(["paper", "--quick", "--report", "--figure", "1", "--out", str(tmp_path)])
+    out = ["--out", str(tmp_path)]
+    run(["paper", "--quick", "--systems", "baseline", "--seeds", "1", *out])
+    capsys.readouterr()
+    run(["paper", "--quick", "--report", "--figure", "1", *out])
     told = capsys.readouterr()
-    assert "not run yet 1" in told.out
+    assert "not run yet 1" in told.out and "Not finished: 3 of 4 runs" in told.out
     assert "the figures need both systems of Table 2" in told.err
+
+
+def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path, monkeypatch):
+    words = ["paper", "--quick", "--report", "--table", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(study_paper, "_prepare_demo", None)  # nothing is prepared either
+    with pytest.raises(InputError, match=r"nothing is finished in .*; run it first: qknorm study paper --quick") as no:
+        run(words)
+    assert "--report" not in str(no.value).removeprefix("--report") and not list(tmp_path.iterdir())
+    monkeypatch.setattr(study_paper, "_prepare_demo", lambda folder: None)
+    files.write_text(tmp_path / "runs" / "0-0" / "result.json", "{}")
+    files.write_text(tmp_path / "results.csv", "of an earlier study\n")
+    with pytest.raises(InputError, match=r"other settings, data or code than asked for; .* --any-code"):
+        run(words)
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8") == "of an earlier study\n"
+    assert not (tmp_path / "report.md").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`qknorm study lp`."""
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,12 @@ from typing import Annotated, Literal
 import torch
 import tyro
 from pydantic import ValidationError
-from rich import box
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text as Words
 
 from qknorm.cli.display import console, errors, parse, suggest, warn
+from qknorm.cli.grid_display import draw_table
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
 from qknorm.models.fused_run import kernels_apply
@@ -37,13 +37,15 @@ from qknorm.studies.lp.design import (
 )
 from qknorm.studies.lp.folds import make_folds
 from qknorm.studies.lp.records import About, StudyFolder, read_about
-from qknorm.studies.lp.report import CURVES, Report, write_report
+from qknorm.studies.lp.report import CURVES, MILLISECONDS, NOTHING, SKIPPED, Report, write_report
 from qknorm.studies.lp.side_by_side import STREAMS
 from qknorm.studies.lp.stack import Layers
 from qknorm.studies.lp.training import Execution
 from qknorm.studies.lp.work import News, OnNews, Plan, run_missing
+from qknorm.studies.tables import Table
 
 GPU_STACK = 3
+WORDS = frozenset({"arm", "outcome"})
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,9 @@ def run(words: Sequence[str]) -> None:
     arguments = _parse(list(words))
     if arguments.merge or arguments.report:
         folder = _gather(arguments)
+        if arguments.report and not folder.records():
+            again = shlex.join(["qknorm", "study", "lp", *(word for word in words if word != "--report")])
+            raise InputError(f"--report: nothing is finished in {folder.path}; run it first: {again}")
         _show(write_report(folder, []), folder)
         return
     folder, runs, left = _train(arguments)
@@ -238,15 +243,19 @@ def _progress(total: int, before: int) -> Iterator[OnNews]:
         yield show
 
 
+def _some_skipped(table: Table) -> bool:
+    """Whether steps were skipped, which a narrow terminal is to show too."""
+    counts = {row[table.columns.index(SKIPPED)] for row in table.rows} if SKIPPED in table.columns else set()
+    return not counts <= {"0", NOTHING}
+
+
 def _show(report: Report | None, folder: StudyFolder) -> None:
     if report is None:
         warn(f"{folder.path} has no finished run yet")
         return
     for table in report.tables:
-        drawn = Table(*table.columns, title=table.title, box=box.SIMPLE_HEAD)
-        for row in table.rows:
-            drawn.add_row(*map(escape, row))
-        console.print(drawn)
+        shown = Table(table.title, table.columns, table.rows, WORDS)
+        console.print(draw_table(shown, () if _some_skipped(shown) else (SKIPPED,), (MILLISECONDS,)))
     for verdict in report.verdicts:
         console.print(Words.assemble(f"{verdict.question} ", (verdict.answer, "bold"), f": {verdict.because}"))
     console.print()

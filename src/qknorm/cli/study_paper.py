@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow
+from qknorm.cli.grid_display import draw_table, follow, require_finished
 from qknorm.cli.study_paper_figures import look_inside
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
@@ -92,6 +92,11 @@ def run(words: Sequence[str]) -> None:
     """Parses, trains what is missing, and shows tables, pictures and what holds."""
     arguments: Arguments = _parse(list(words))
     experiments = _experiments(arguments)
+    words = ["qknorm", "study", "paper", *words]
+    if arguments.report:
+        require_finished(arguments.out / RUNS, words)
+    if arguments.quick:
+        _prepare_demo(arguments.data)
     plan = make_plan(
         experiments,
         arguments.out,
@@ -106,13 +111,14 @@ def run(words: Sequence[str]) -> None:
         warn(f"the data of {each.pair} are not here; bring them with {' && '.join(each.commands)}")
     if not plan.planned:
         raise InputError(f"nothing can be run: {arguments.data} holds no prepared data of what is asked for")
+    if arguments.report:
+        require_finished(arguments.out / RUNS, words, plan.jobs)
     end: End = "done" if arguments.report else _work(arguments, plan)
-    command = shlex.join(["qknorm", "study", "paper", *words])
     extras = look_inside(plan, arguments.figure, arguments.out, arguments.device, arguments.quick)
-    _show(write_report(plan, arguments.out, command, extras), extras)
+    _show(write_report(plan, arguments.out, shlex.join(words), extras), extras)
     _show_failures(plan)
     if end != "done":
-        suggest("Go on", "qknorm", "study", "paper", *words)
+        suggest("Go on", *words)
     if end == "interrupted":
         raise SystemExit(130)
 
@@ -129,11 +135,9 @@ def _parse(words: list[str]) -> Arguments:
     if parsed.max_minutes is not None and (parsed.ray is not None or not parsed.max_minutes > 0):
         raise InputError("--max-minutes takes a number above 0, and a grid of this machine; leave it out with --ray")
     if parsed.quick:
-        named = Arguments(**{**parsed.__dict__, "data": parsed.out / "data"})
         if parsed.data != defaults.data or parsed.pair != QUICK_PAIR:
             raise InputError("--quick has data of its own; leave out --data and --pair")
-        _prepare_demo(named.data)
-        return named
+        return replace(parsed, data=parsed.out / "data")
     return parsed
 
 

@@ -9,24 +9,28 @@ from pathlib import Path
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow
+from qknorm.cli.grid_display import draw_table, follow, require_finished
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import Job, look, unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
+from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, preset
 from qknorm.studies.tune.candidates import QUICK, check_factors
 from qknorm.studies.tune.data import DataByMerges
 from qknorm.studies.tune.report import Written, write_report
-from qknorm.studies.tune.search import START_SEEDS, Search, Trial
+from qknorm.studies.tune.search import RUNS, START_SEEDS, Search, Trial
 from qknorm.studies.tune.testing import jobs_to_repeat, translate_test
 from qknorm.text.prepared import PreparedData
 
 AVERAGES = (3, 6)
 QUICK_AVERAGES, QUICK_MERGES, QUICK_HELD_OUT, QUICK_STEPS = (2,), 2_000, 60, 60
 DATA = "data"
+LEFT_TO_THE_PAGE = ("parameters", "steps")
+LEFT_NEXT = (TREEBANK, MOSES, TOKENISED, "seconds")
+"""In this order, while the terminal is too narrow; the comparison on the test set is by another measure than these."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +92,22 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, trains what is missing stage by stage, and shows what helped."""
     arguments = _check(parse(Arguments, words, "study tune"))
+    words = ["qknorm", "study", "tune", *words]
+    if arguments.report:
+        require_finished(arguments.out / RUNS, words)
     search = _search(arguments)
     work = _Work(arguments)
     done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
-    _show(write_report(search, shlex.join(["qknorm", "study", "tune", *words])))
+    if arguments.report:
+        require_finished(arguments.out / RUNS, words, work.jobs)
+    _show(write_report(search, shlex.join(words)))
     for view in map(look, work.jobs):
         if view.state == "failed":
             warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
     if not done and not arguments.report:
-        suggest("Go on", "qknorm", "study", "tune", *words)
+        suggest("Go on", *words)
     if work.interrupted:
         raise SystemExit(130)
 
@@ -231,7 +240,7 @@ class _Work:
 
 def _show(written: Written) -> None:
     for table in written.tables:
-        console.print(draw_table(table, ("parameters", "steps")))
+        console.print(draw_table(table, LEFT_TO_THE_PAGE, LEFT_NEXT))
     for line in written.summary:
         console.print(Text(line), soft_wrap=True)
     console.print(Text.assemble("Every run: ", (str(written.results), "bold")), soft_wrap=True)

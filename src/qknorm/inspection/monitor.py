@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -27,6 +28,10 @@ NOTHING_YET = (
     "nothing is measured yet: passes count in training mode, with gradients, and not inside a compiled model;"
     " monitor.probe(lambda: model(…)) measures at any time"
 )
+NONE_RAN = (
+    "no attention ran in the pass that was watched; what can be seen is torch's, transformers', timm's and qknorm's"
+    " attention, and whatever calls torch.nn.functional.scaled_dot_product_attention"
+)
 
 
 class AttentionMonitor:
@@ -34,8 +39,10 @@ class AttentionMonitor:
 
     Outputs and gradients stay the same to the bit. It sees our attention, torch's (the fast path of nn.Transformer
     too), every Hugging Face transformers model that uses the library's attention interface, timm's attention, and
-    whatever calls torch.nn.functional.scaled_dot_product_attention; `unseen` says what it could not see and why. Of
-    each batch the first `batch` sentences are measured. `threshold` is the weight from which on a query is saturated.
+    whatever calls torch.nn.functional.scaled_dot_product_attention; `unseen` says what it could not see and why. Since
+    attention is found as it runs, a model in which none is seen gets a Python warning at the end of the first pass that
+    is measured, and goes on. Of each batch the first `batch` sentences are measured. `threshold` is the weight from
+    which on a query is saturated.
     """
 
     def __init__(self, model: nn.Module, *, every: int = 100, batch: int = 8, threshold: float = 0.99) -> None:
@@ -53,6 +60,7 @@ class AttentionMonitor:
         self._at = 0
         self._stepped_by_hand = False
         self._sampled_at: int | None = None
+        self._has_watched = self._has_warned = False
         self._counted: _Counted | None = None
 
     # ------------------------------------------------------------------ in a training
@@ -122,6 +130,18 @@ class AttentionMonitor:
         self.unseen = {name: reason for name, reason in self.unseen.items() if name not in seen} | tape.unseen
         self.latest = _to_cpu(found)
         self.history.extend(Sample(step, name, measures) for name, measures in self.latest.items())
+        self._has_watched = True
+        if not found and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(self._why_nothing(), stacklevel=3)
+
+    def _why_nothing(self) -> str:
+        reason = NONE_RAN
+        if self.unseen:
+            (name, why), more = next(iter(self.unseen.items())), len(self.unseen) - 1
+            others = f", and {more} more in monitor.unseen" if more else ""
+            reason = f"attentions that could not be watched: {name} ({why}){others}"
+        return f"AttentionMonitor records nothing of {type(self.model).__name__}: {reason}"
 
     def _sentences(self, call: Call) -> int:
         return min(self.batch, max(1, MOST_LOGITS // call.logits))
@@ -131,7 +151,9 @@ class AttentionMonitor:
     def table(self, *, heads: bool = False) -> str:
         """The latest measures as lines of text: one for every attention, or for every head."""
         if not self.latest:
-            return "no attention could be seen; monitor.unseen says why" if self.unseen else NOTHING_YET
+            if self.unseen:
+                return "no attention could be seen; monitor.unseen says why"
+            return NONE_RAN if self._has_watched else NOTHING_YET
         names = ("largest_logit", "logit_std", "relative_entropy", "saturation", "effective_keys", "q_norm", "k_norm")
         rows = [("attention", *(name.replace("_", " ") for name in names))]
         for name, measures in self.latest.items():

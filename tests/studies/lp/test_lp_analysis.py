@@ -1,6 +1,7 @@
 """What made-up losses must be said to mean."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,19 @@ def test_summaries_hold_what_the_curves_hold() -> None:
     assert three.best == pytest.approx((1.9, 0.1)) and three.final == pytest.approx((2.0, 0.1))
     assert three.iterations_to_baseline == 80
     assert three.milliseconds[0] == pytest.approx(5.3)
+
+
+def test_skipped_steps_are_summed_where_every_run_tells_them() -> None:
+    counts = {2.0: (1, 0, 3), 3.0: (1, None, 3)}
+    records = [
+        replace(made_up("same-scale", p, fold, 2.0), skipped_steps=skipped)
+        for p, each in counts.items()
+        for fold, skipped in enumerate(each)
+    ]
+    results = Results(records)
+    assert [each.skipped for each in summarise(results)] == [4, None]
+    table = make_tables(results)[0]
+    assert table.columns[-1] == "skipped" and [row[-1] for row in table.rows] == ["4", "–"]
 
 
 def test_arms_are_compared_at_each_p() -> None:

@@ -1,20 +1,22 @@
 """`qknorm study lp` as it is typed, and the text that it studies."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from lp_cases import WORDS, made_up
 
+from qknorm.cli import grid_display, study_lp
 from qknorm.cli.study import run
 from qknorm.cli.study_lp import _parse
 from qknorm.errors import InputError
 from qknorm.studies.lp.analysis import Results
 from qknorm.studies.lp.corpus import find_text, make_text
-from qknorm.studies.lp.design import LpStudy, quick_study
+from qknorm.studies.lp.design import Arm, LpStudy, quick_study
 from qknorm.studies.lp.records import StudyFolder
-from qknorm.studies.lp.report import command_of
+from qknorm.studies.lp.report import Report, command_of, make_tables
 
 SMALL = [
     *("--model.width", "16", "--model.feed-forward", "32", "--model.layers", "1", "--model.heads", "2"),
@@ -107,6 +109,29 @@ def test_reports_and_merges_of_nothing(tmp_path: Path) -> None:
     for words in (["--report"], ["--merge", str(tmp_path / "nowhere")]):
         with pytest.raises(InputError, match="holds no study"):
             run(["lp", "--out", str(tmp_path / "a"), *words])
+
+
+def test_a_report_before_any_run_is_finished(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    study(text, out, "--max-minutes", "1e-9", "--folds", "0", "--p", "2", "--arms", "same-scale")
+    with pytest.raises(InputError, match=f"nothing is finished in {out}; run it first: qknorm study lp --out {out}$"):
+        run(["lp", "--out", str(out), "--report"])
+    assert not (out / "report.md").exists()
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_at_80_columns_the_tables_show_every_word_and_skipped_steps_if_there_are_some(
+    skipped: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    variants: list[tuple[Arm, float | None]] = [("same-scale", 2.0), ("same-scale", 3.0), ("dot-product", None)]
+    records = [replace(made_up(arm, p, fold, 2.0), skipped_steps=skipped) for arm, p in variants for fold in range(3)]
+    for module in (study_lp, grid_display):
+        monkeypatch.setattr(module.console, "_width", 80)
+    folder = StudyFolder.create_or_open(tmp_path, quick_study(), make_text("x", WORDS))
+    study_lp._show(Report(tuple(make_tables(Results(records))), (), {}, tmp_path / "report.md"), folder)
+    told = capsys.readouterr().out
+    assert "…" not in told and "dot-product" in told and "difference" in told and "Wilcoxon" in told
+    assert ("skipped" in told) == (skipped > 0)
 
 
 def test_the_verb_knows_its_studies(capsys: pytest.CaptureFixture[str]) -> None:

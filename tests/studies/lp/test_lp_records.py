@@ -122,13 +122,17 @@ def test_no_folder_and_a_damaged_one(tmp_path: Path) -> None:
 def test_records_survive_their_file_even_without_numbers(tmp_path: Path) -> None:
     folder = StudyFolder.create_or_open(tmp_path, tiny_study(), TEXT)
     curve = (Point(0, 4.25, math.nan, scales=(1.5, 2.0)), Point(6, math.nan, math.inf, p=(2.5,)))
-    record = Record(Run("infinity", math.inf, 2), folder.about.fingerprint, curve, 1.25, {"device": "none"})
+    record = Record(Run("infinity", math.inf, 2), folder.about.fingerprint, curve, 1.25, {"device": "none"}, 7)
     folder.add(record)
     (back,) = folder.records()
     assert (back.run, back.curve[0].scales, back.curve[1].p) == (record.run, (1.5, 2.0), (2.5,))
     assert math.isnan(back.curve[1].validation)
     assert back.final == math.inf and back.best == 4.25
-    json.loads(folder.file_of(record.run).read_text(), parse_constant=pytest.fail)
+    assert back.skipped_steps == 7
+    content = json.loads(folder.file_of(record.run).read_text(), parse_constant=pytest.fail)
+    del content["skipped_steps"]
+    folder.file_of(record.run).write_text(json.dumps(content))
+    assert folder.records()[0].skipped_steps is None  # one that was written before steps were counted
 
 
 def test_curves_as_csv(tmp_path: Path) -> None:

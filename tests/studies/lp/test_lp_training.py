@@ -20,6 +20,7 @@ from qknorm.studies.lp.design import LpStudy, Run, run_seed
 from qknorm.studies.lp.evaluation import Evaluator, entropy_and_saturation
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
 from qknorm.studies.lp.records import Record
+from qknorm.studies.lp.side_by_side import SideBySide
 from qknorm.studies.lp.stack import learning_rates
 from qknorm.studies.lp.stacked import KERNELS, Stacked
 from qknorm.studies.lp.training import Execution, evaluation_points, make_stack, train_stack
@@ -167,6 +168,18 @@ def test_with_dropout_each_model_drops_what_it_drops_alone() -> None:
     together = train_stack(runs, study, TEXT, SIDE_BY_SIDE)
     for record, run in zip(together, runs, strict=True):
         assert losses(train_stack([run], study, TEXT, SIDE_BY_SIDE)[0]) == losses(record)
+
+
+@pytest.mark.parametrize("execution", [SIDE_BY_SIDE, STACKED], ids=["side by side", "stacked"])
+def test_pytorchs_parts_leave_out_no_step(execution: Execution) -> None:
+    study = tiny_study(iterations=2)
+    assert [record.skipped_steps for record in train_stack(THREE, study, TEXT, execution)] == [0, 0, 0]
+
+
+def test_records_tell_how_many_steps_each_model_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SideBySide, "skipped_steps", lambda self: [2, 0, 1])
+    records = train_stack(THREE, tiny_study(iterations=1), TEXT, SIDE_BY_SIDE)
+    assert [record.skipped_steps for record in records] == [2, 0, 1]
 
 
 def test_a_fixed_seed_gives_fixed_losses_and_leaves_the_callers_alone() -> None:

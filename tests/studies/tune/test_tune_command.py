@@ -1,10 +1,12 @@
 """`qknorm study tune` itself, its trainings made tiny and done in this process."""
 
+import re
 import shutil
 
 import pytest
 from paper_cases import GridInThisProcess, prepare_copy, tiny
 
+from qknorm import files
 from qknorm.cli import study_tune
 from qknorm.cli.study import run
 from qknorm.errors import InputError
@@ -34,7 +36,7 @@ def test_quick_searches_tests_and_goes_on_where_it_stopped(here, tmp_path, capsy
     run(words)
     told = capsys.readouterr()
     assert "single: 3 runs, 0 finished before" in told.out
-    assert "norm scale, seed 0: finished, dev BLEU" in told.err and "test BLEU" not in told.err
+    assert "norm rms, seed 0: finished, dev BLEU" in told.err and "test BLEU" not in told.err
     assert "Best on dev: " in told.out and "Test, after the choice" in told.out
     for name in ("report.md", "report.html", "results.csv", "best/settings.toml"):
         assert (tmp_path / name).stat().st_size > 200
@@ -79,9 +81,24 @@ def test_what_lost_its_weights_is_trained_again_for_the_test_set(here, tmp_path,
 
 
 def test_a_report_without_training(here, tmp_path, capsys):
+    run(["tune", "--quick", "--only", "none", "--out", str(tmp_path)])
+    capsys.readouterr()
     run(["tune", "--quick", "--report", "--out", str(tmp_path)])
     told = capsys.readouterr().out
-    assert "Not finished: 5 of 5 runs" in told and "Go on" not in told
+    assert re.search(r"Not finished: [1-3] of 5 runs", told) and "Go on" not in told
+
+
+def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path):
+    words = ["tune", "--quick", "--report", "--out", str(tmp_path)]
+    with pytest.raises(InputError, match=r"nothing is finished in .*; run it first: qknorm study tune --quick --out"):
+        run(words)
+    assert not list(tmp_path.iterdir())  # no data are prepared either
+    files.write_text(tmp_path / "runs" / "0-0" / "result.json", "{}")
+    files.write_text(tmp_path / "results.csv", "of an earlier search\n")
+    with pytest.raises(InputError, match=r"other settings, data or code than asked for; .* --any-code"):
+        run(words)
+    assert (tmp_path / "results.csv").read_text(encoding="utf-8") == "of an earlier search\n"
+    assert not (tmp_path / "report.md").exists()
 
 
 def test_when_time_is_up_it_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):

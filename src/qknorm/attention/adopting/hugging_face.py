@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.attention.adopting.family import See, Shape, own_norm, visible_keys
+from qknorm.attention.adopting.saved import read_file
 from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
 
@@ -223,13 +224,20 @@ def _own_config(model: nn.Module) -> Any:
     return config if type(model).__module__.startswith("transformers.") or hasattr(config, "to_json_string") else None
 
 
-def read_state(model: nn.Module, folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Those of the wanted entries that are in a folder that `save_pretrained` wrote, in one file or in several."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise ValueError(f"there are no weights in {folder}: state= is a folder of save_pretrained, or a state dict")
-    load = importlib.import_module("transformers.modeling_utils").load_state_dict
+def read_state(model: nn.Module, path: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the wanted entries that are in a file of weights, or in a folder that `save_pretrained` wrote."""
     own_names = {_name_in_files(model, name): name for name in wanted}
+    if path.is_file():
+        own_names |= {name: name for name in own_names.values()}  # as a state dict has them
+        return {own_names[name]: tensor for name, tensor in read_file(path, own_names).items()}
+    files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    if not files:
+        lacks = "" if path.exists() else ", which does not exist"
+        raise ValueError(
+            f"there are no weights in {path}{lacks}: state= is a folder of save_pretrained, a file of weights, or a "
+            f"state dict"
+        )
+    load = importlib.import_module("transformers.modeling_utils").load_state_dict
     state: dict[str, Tensor] = {}
     for file in files:
         state |= {own_names[name]: tensor for name, tensor in load(str(file)).items() if name in own_names}

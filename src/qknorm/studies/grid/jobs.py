@@ -177,7 +177,8 @@ def look(job: Job) -> View:
     if result is not None:
         values = [score["value"] for score in result.scores.values()]
         test = values[0] if values and job.split == "test" else None
-        return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, test)
+        note = str(result.made_by.get("note", ""))
+        return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, test, note)
     step, dev, seconds = _progress(job.run / METRICS_FILE)
     holder = find_holder(job.folder)
     state: State = "running" if holder else "waiting"

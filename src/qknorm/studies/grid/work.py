@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +11,11 @@ import torch
 from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take
-from qknorm.studies.grid.jobs import GIVEN_OUT, Job, Result, code_version, read_result, write_failure
+from qknorm.studies.grid.jobs import GIVEN_OUT, LOG, Job, Result, code_version, read_result, write_failure
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.text.prepared import PreparedData
 from qknorm.training.averaging import average
-from qknorm.training.checkpoint import best_step, discard_after, list_steps, prune
+from qknorm.training.checkpoint import DamagedCheckpoint, best_step, discard_after, list_steps, load_checkpoint, prune
 from qknorm.training.fit import train
 from qknorm.training.loop import Outcome, TrainingDiverged
 from qknorm.training.metrics import read_metrics
@@ -66,6 +67,7 @@ def _do_claimed(claim: Claim, job: Job, device: str | None) -> Ending:
     data = PreparedData.load(job.data)
     if data.fingerprint != job.fingerprint:
         raise InputError(f"{job.data} holds other data than when the job was planned; plan it again")
+    note = _clear_unreadable(job)
     try:
         outcome = _train(job, device)
     except TrainingDiverged as error:
@@ -74,6 +76,8 @@ def _do_claimed(claim: Claim, job: Job, device: str | None) -> Ending:
         if outcome.interrupted:
             return "interrupted"
         result = _score(job, data, outcome, device)
+    if note:
+        result = replace(result, made_by={**result.made_by, "note": note})
     if not claim.held():  # slept too long: whoever has it now writes its own
         return "taken"
     result.write(job.folder)
@@ -87,6 +91,30 @@ def _keep_best_alone(run: Path) -> None:
     if best is not None:
         discard_after(run, best)
         prune(run, 1)
+
+
+def _clear_unreadable(job: Job) -> str:
+    """Removes checkpoints of which none can be read, as where a folder came without its large files; returns a note.
+
+    What the settings and data make can be made again, so that the job begins anew in place of failing.
+    """
+    damaged = []
+    for step in reversed(list_steps(job.run)):
+        try:
+            load_checkpoint(job.run, step)
+        except DamagedCheckpoint as error:
+            if isinstance(error.__cause__, OSError):  # a disk that does not answer now may have it whole
+                return ""
+            damaged.append(f"{error.folder.name}: {error.what}")
+        else:
+            return ""
+    if not damaged:
+        return ""
+    discard_after(job.run, -1)
+    note = f"begun anew, since no checkpoint could be read ({', '.join(damaged)})"
+    with (job.folder / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"{note}\n")
+    return note
 
 
 def _train(job: Job, device: str | None) -> Outcome:

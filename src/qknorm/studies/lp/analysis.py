@@ -33,6 +33,8 @@ class Summary:
     """Folds on which p = 2 has a final loss to come down to."""
     milliseconds: tuple[float, float]
     diverged: int
+    skipped: int | None
+    """Steps left out since their gradients were not finite, in all its runs; None if one of them does not tell."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def _summarise(results: Results, arm: Arm, p: float | None) -> Summary:
     goals = {fold: each.final for fold, each in results.by_fold("same-scale", 2.0).items() if math.isfinite(each.final)}
     first = [record.first_at_or_below(goals[fold]) for fold, record in records.items() if fold in goals]
     reached = [at for at in first if at is not None]
+    known = [record.skipped_steps for record in records.values() if record.skipped_steps is not None]
     return Summary(
         arm,
         p,
@@ -113,6 +116,7 @@ def _summarise(results: Results, arm: Arm, p: float | None) -> Summary:
         len(first),
         mean_and_deviation([record.ms_per_iteration for record in records.values()]),
         sum(math.isinf(record.final) for record in records.values()),
+        sum(known) if len(known) == len(records) else None,
     )
 
 

@@ -47,6 +47,8 @@ class Record:
     curve: tuple[Point, ...]
     ms_per_iteration: float
     made_by: Mapping[str, Any]
+    skipped_steps: int | None = None
+    """Steps left out since their gradients were not finite; None in records that are older than this count."""
 
     @property
     def final(self) -> float:
@@ -189,7 +191,8 @@ def _read_record(file: Path, expected: str) -> Record:
     try:
         run = Run(content["arm"], _number(content["p"]), content["fold"])
         curve = tuple(Point(**{name: _from_json(value) for name, value in point.items()}) for point in content["curve"])
-        record = Record(run, content["fingerprint"], curve, _from_json(content["ms_per_iteration"]), content["made_by"])
+        milliseconds, skipped = _from_json(content["ms_per_iteration"]), content.get("skipped_steps")
+        record = Record(run, content["fingerprint"], curve, milliseconds, content["made_by"], skipped)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file} is damaged ({type(error).__name__}: {error}); delete it to run it again") from None
     if record.fingerprint != expected:
@@ -217,6 +220,7 @@ def _to_json(record: Record) -> dict[str, Any]:
         "fold": record.run.fold,
         "fingerprint": record.fingerprint,
         "ms_per_iteration": record.ms_per_iteration,
+        "skipped_steps": record.skipped_steps,
         "made_by": dict(record.made_by),
         "curve": [{name: _strict(value) for name, value in asdict(point).items()} for point in record.curve],
     }

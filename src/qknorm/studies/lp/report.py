@@ -39,6 +39,7 @@ from qknorm.studies.lp.work import describe
 
 PAGE, CURVES = "report.md", "curves.csv"
 NOTHING = "–"
+MILLISECONDS, SKIPPED = "ms / iteration", "skipped"
 MEASURES: tuple[Measure, ...] = ("final", "best")
 
 
@@ -106,7 +107,7 @@ def make_tables(results: Results) -> list[Table]:
 
 def _losses(summaries: Sequence[Summary], results: Results) -> Table:
     columns = (
-        "arm", "p", "folds", "final loss", "best loss", "iterations to p = 2's final loss", "ms / iteration"
+        "arm", "p", "folds", "final loss", "best loss", "iterations to p = 2's final loss", MILLISECONDS, SKIPPED
     )  # fmt: skip
     with_learned_p = [
         (each, _learned_p(results, each.arm) if each.arm == "learned-p" else _p(each.p)) for each in summaries
@@ -120,6 +121,7 @@ def _losses(summaries: Sequence[Summary], results: Results) -> Table:
             _mean(each.best, 4),
             _reached(each),
             _mean(each.milliseconds, 2),
+            NOTHING if each.skipped is None else f"{each.skipped:,}",
         )
         for each, p in with_learned_p
     )
@@ -222,6 +224,8 @@ def _how_to_read() -> str:
             "- A matched start is matched at the start only: Adam moves every scale by about the same amount a step, "
             "which is more of a small scale (p > 2, matched) than of a large one.",
             "- Times of runs trained together are equal shares of their stack's time, evaluations left out.",
+            f"- `{SKIPPED}` counts the steps of all folds that were left out since their gradients were not finite. "
+            "Our own kernels leave such steps out; by PyTorch's the run diverges.",
             f"- Entropy is relative (1: uniform over the keys seen); a query is saturated where one key has over 99% "
             f"of its weight. Both on a few held-out windows. The curves of all runs: [{CURVES}]({CURVES}).",
         ]

@@ -109,12 +109,18 @@ class FusedSideBySide(SideBySide):
         half = torch.bfloat16 if self.study.precision == "bfloat16" else torch.float32
         fast = replace(Fast.everything(), overlap=self.size == 1)  # among several, the others fill the gaps
         self._steps = []
+        self._counts = []
         for model in self.models:
             optimizer = self._new_optimizer([(each, decays(each)) for each in model.parameters()])
             counts = torch.zeros(5, dtype=torch.float64, device=self.device)
             self._steps.append(FastStep(model, fast, half, optimizer, self.study.clip, counts))
+            self._counts.append(counts)
         windows = self.study.batch * self.study.model.context
         self._weight = torch.full((), 1 / windows, device=self.device)
+
+    def skipped_steps(self) -> list[int]:
+        """Of each model, the steps left out since their gradients were not finite; waits for the device."""
+        return [int(counts[4]) for counts in self._counts]  # as `FlatUpdate` counts them
 
     def _one(self, number: int, windows: Tensor) -> None:
         step, window = self._steps[number], windows[number]

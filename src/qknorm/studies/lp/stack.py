@@ -124,6 +124,10 @@ class Stack(ABC):
         """The precision of forward passes; a recording must not outlive the cache of cast weights."""
         return autocast(self.study, self.device, cache=False)
 
+    def skipped_steps(self) -> list[int]:
+        """Of each model, the steps left out since their gradients were not finite; PyTorch's parts leave out none."""
+        return [0] * self.size
+
     def read_losses(self) -> list[float]:
         """The summed training losses since the last call; waits for the device."""
         sums = [float(each) for each in self.loss_sums.tolist()]

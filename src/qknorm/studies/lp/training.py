@@ -61,10 +61,14 @@ def train_stack(
                 curve.append(_measure(evaluator, stack.state(number), done, means[number]))
             if on_progress is not None:
                 on_progress(done, study.iterations, math.fsum(curve[-1].validation for curve in curves) / len(curves))
+        skipped = stack.skipped_steps()
     milliseconds = 1_000 * seconds / study.iterations / len(runs)
     maker = made_by(device, together=execution.together, models_in_stack=len(runs), layers=execution.layers)
     mark = fingerprint(study, text.digest)
-    return [Record(run, mark, tuple(curve), milliseconds, maker) for run, curve in zip(runs, curves, strict=True)]
+    return [
+        Record(run, mark, tuple(curve), milliseconds, maker, left_out)
+        for run, curve, left_out in zip(runs, curves, skipped, strict=True)
+    ]
 
 
 def evaluation_points(study: LpStudy) -> list[int]:
