@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from qknorm.config import Prepare
+from qknorm.text.prepare import prepare
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -34,3 +37,18 @@ def test_smoke(script: str, rows: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     for row in rows:
         assert re.search(rf"^\| {re.escape(row)} \| \d+\.\d+ \| [\d,.]+ \|", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_bpe_dropout_smoke(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("".join(f"a{i} casa {i}\tthe house {i}\n" for i in range(60)))
+    prepare(Prepare(source="gl", target="en", train=(tmp_path / "pairs.tsv",)), tmp_path / "data")
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "bpe_dropout.py"), str(tmp_path / "data"), "--workers", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("line by line, an epoch", "workers: 0, start of an epoch", "workers: 1, start of an epoch"):
+        assert re.search(rf"^\| {row} \| \d+\.\d+ \| \d+\.\d+ \|", done.stdout, re.MULTILINE), done.stdout

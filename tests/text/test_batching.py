@@ -1,5 +1,7 @@
 """Batches: each sentence once, within the budget, in few shapes, in an order that can be had again."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,15 +9,17 @@ from hypothesis import strategies as st
 
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.text.batching import (
+    Batch,
     TrainingBatches,
     batches_by_length,
     collate,
+    collate_chosen,
     padding_share,
     plan_batches,
     shape_lengths,
 )
 from qknorm.text.prepare import prepare
-from qknorm.text.prepared import PreparedData
+from qknorm.text.prepared import PreparedData, Sentences
 
 pairs_of_lengths = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), max_size=150)
 
@@ -64,6 +68,22 @@ def test_collate_golden():
     assert arrays.target_out.tolist() == [[5, 3, 0, 0], [6, 4, 3, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
     assert collate([[7, 8], [9]], [[5], [6, 4, 4]]).source.shape == (2, 4)
     assert collate([[7, 8]], []).source.tolist() == [[7, 8, 3]]
+
+
+_SIDE = st.lists(st.lists(st.integers(4, 99), max_size=9), min_size=4, max_size=4)
+
+
+@given(_SIDE, _SIDE, st.permutations(range(4)), st.integers(0, 4), st.integers(0, 2))
+def test_all_rows_at_once_are_those_row_by_row(sources, targets, order, chosen, empty):
+    batch = Batch(np.array(order[:chosen], dtype=np.int64), chosen + empty, 10)
+    sides = [
+        Sentences(np.array([*chain(*side)], dtype=np.uint16), np.cumsum([0, *map(len, side)]))
+        for side in (sources, targets)
+    ]
+    due = collate(*([side[i] for i in batch.sentences] for side in sides), batch.shape)
+    for one, other in zip(collate_chosen(*sides, batch), due, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert one.tolist() == other.tolist()
 
 
 @given(st.lists(st.integers(0, 80), max_size=60), st.integers(1, 500))
@@ -124,6 +144,7 @@ def test_an_epoch_holds_every_training_sentence_once(data):
             assert (arrays.target_out != 0).sum() == batches.target_tokens(batch)
             tokens += batches.target_tokens(batch)
         assert sorted(seen) == due
+        assert set(batches.shapes) == {batch.shape for batch in batches.batches}
         assert tokens == len(train.target.ids) + len(train)
 
 
@@ -138,6 +159,7 @@ def test_bpe_dropout_cuts_the_same_text_otherwise_in_every_epoch(data):
         assert sorted(data.tokenizer.decode(row) for row in rows) == text
         cuts.append(sorted(rows))
     assert cuts[0] != cuts[1]
+    assert {batch.shape for batch in batches.batches} < set(batches.shapes)
     undropped = sum(len(sentence) for sentence in cuts[0]) - len(data.split("train").source.ids)
     assert undropped > 0
 

@@ -345,6 +345,24 @@ def test_on_a_gpu_two_streams_give_what_one_gives_recorded_or_not(monkeypatch, p
     assert_all_near(gradients_of_three_passes(True, True, precision, backend), exact, precision)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("fast", [Fast(), Fast.everything()])
+def test_a_shape_that_is_recorded_within_a_step_draws_what_one_recorded_before_draws(fast):
+    losses = []
+    for before in (True, False, None):
+        model = make_model(dropout=0.5)
+        step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=fast)
+        batch = make_batch(0)
+        if before:
+            step.prepare([tuple(batch[0].shape)])
+        torch.manual_seed(7 if before is not None else 8)
+        step([batch], 9, 1e-2)
+        losses.append(step.read_sums().smoothed)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert abs(losses[2] - losses[0]) > 1e-3 * losses[0], "dropout has an effect"
+
+
 def test_weights_that_are_put_back_reach_the_half_precision_copy():
     settings = Training(precision="bfloat16", compile=False)
     model = make_model()

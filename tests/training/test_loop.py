@@ -18,7 +18,7 @@ from qknorm.errors import InputError
 from qknorm.text.batching import TrainingBatches
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
-from qknorm.training import interruption, loop
+from qknorm.training import interruption, loop, translation
 from qknorm.training.checkpoint import best_step, list_steps, load_checkpoint, save_checkpoint
 from qknorm.training.fit import train
 from qknorm.training.interruption import Interruption
@@ -123,8 +123,11 @@ def model_bytes(run: Path, step: int) -> bytes:
     return (run / f"checkpoints/step-{step:08d}/model.safetensors").read_bytes()
 
 
-def test_resuming_at_the_end_of_an_epoch_cut_anew(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With BPE-dropout the epochs differ in their number of batches."""
+@pytest.mark.parametrize(("workers", "early"), [(0, 0), (2, 0), (2, 1)])
+def test_resuming_at_or_before_the_end_of_an_epoch_cut_anew(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, early: int
+) -> None:
+    """With BPE-dropout the epochs differ in their number of batches; who cuts them ahead makes no difference."""
     given, prepared = {"batch_tokens": 256, "bpe_dropout": 0.5, "seed": 0}, PreparedData.load(data)
     batches = TrainingBatches(
         prepared.split("train"), prepared.tokenizer, ("aa", "bb"), given["batch_tokens"], given["seed"], 0.5
@@ -136,8 +139,9 @@ def test_resuming_at_the_end_of_an_epoch_cut_anew(data: Path, tmp_path: Path, mo
     stop = sum(sizes[:-1]) + min(sizes[0], sizes[-1])
     given |= {"max_steps": stop + 2, "evaluate_every": stop + 2}
     fit(data, tmp_path / "straight", **given)
+    monkeypatch.setattr(translation, "choose_workers", lambda device: workers)
     with monkeypatch.context() as patch:
-        interrupt_at(stop, patch)
+        interrupt_at(stop - early, patch)
         assert fit(data, tmp_path / "run", **given).interrupted
     fit(data, tmp_path / "run", resume=True)
     assert model_bytes(tmp_path / "run", stop + 2) == model_bytes(tmp_path / "straight", stop + 2)

@@ -57,6 +57,9 @@ class Windows:
         places = torch.from_numpy(starts).to(self._ids.device) + self._steps
         return self._ids[places].long(), self._ids[places + 1].long()
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 @torch.no_grad()
 def held_out_loss(model: LanguageModel, ids: NDArray[np.integer], progress: Progress | None = None) -> float:

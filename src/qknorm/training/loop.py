@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -113,9 +114,13 @@ class Trainer:
 
     def fit(self) -> Outcome:
         """Trains until a reason to stop; a signal saves and leaves."""
-        self.model.train()
-        self.stepper.prepare(self.batches.shapes)
-        self._began = self._logged_at = time.perf_counter()
+        with closing(self.batches):
+            self.model.train()
+            self.stepper.prepare(self.batches.shapes)
+            self._began = self._logged_at = time.perf_counter()
+            return self._go_on()
+
+    def _go_on(self) -> Outcome:
         # left by an error too, nobody may write to a run folder that others then take up
         with Interruption() as interruption, self._writer:
             while True:

@@ -136,14 +136,15 @@ class TrainingStep:
     def _record(self, batch: BatchTensors) -> None:
         """Runs a batch once unrecorded, since kernels are made ready in their first call, and wipes its traces.
 
-        So it must be the first of a step.
+        So it must be the first of a step. What that step draws is the same as if the shape had been recorded before.
         """
         assert self._recorded is not None
-        sums = self.sums.clone()
+        sums, seed = self.sums.clone(), torch.cuda.initial_seed()
         self._recorded.warm_up(lambda: self._forward_backward(*batch))
         self.optimizer.zero_grad(set_to_none=False)
         self._recorded.record("batch", self._forward_backward, batch)
         self.sums.copy_(sums)
+        torch.cuda.manual_seed(seed)
 
     def _update(self) -> None:
         if self._fast.update is not None:

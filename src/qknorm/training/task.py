@@ -40,6 +40,9 @@ class Batches(Protocol):
     def tensors(self, position: int) -> BatchTensors:
         """That batch on the device: what the model reads, then what it should say."""
 
+    def close(self) -> None:
+        """Ends whatever makes batches ready beside the training."""
+
 
 class Task(Protocol):
     """A model to train, what it learns from, its loss, and how good it is."""

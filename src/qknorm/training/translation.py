@@ -1,7 +1,9 @@
 """The task of translating: sentence pairs in batches, smoothed cross-entropy, BLEU of what is really translated."""
 
+import os
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from qknorm.config import Train, Training
@@ -19,6 +21,17 @@ from qknorm.training.task import Measured, Progress
 
 STAGED_BYTES = 1 << 30
 """Batches are kept on the device for later epochs while they take less than this."""
+MOST_WORKERS = 2
+"""Processes that cut text ahead beside a GPU: one keeps up with an H200, and the second makes up for a pause."""
+
+
+def choose_workers(device: torch.device) -> int:
+    """How many processes cut text ahead; none on the CPU, where training needs every core and waits longer anyway."""
+    if device.type == "cpu":
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # trainings of a team on this machine, each with its own
+    return max(0, min(MOST_WORKERS, cores // beside - 1))
 
 
 class PairBatches:
@@ -32,6 +45,7 @@ class PairBatches:
             training.batch_tokens,
             training.seed,
             training.bpe_dropout,
+            workers=choose_workers(device),
         )
         self._keep, self._device = not training.bpe_dropout, device
         self._staged: dict[int, BatchTensors] = {}
@@ -39,7 +53,7 @@ class PairBatches:
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
-        return sorted({batch.shape for batch in self._planned.batches})
+        return self._planned.shapes
 
     def __len__(self) -> int:
         return len(self._planned.order)
@@ -55,12 +69,17 @@ class PairBatches:
         if number in self._staged:
             return self._staged[number]
         arrays = self._planned.arrays(self._planned.batches[number])
-        batch = tuple(torch.from_numpy(array).to(self._device) for array in arrays)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in batch)
-        if self._keep and self._staged_bytes + size < STAGED_BYTES:
+        stacked = torch.from_numpy(np.stack(arrays))
+        if self._device.type == "cuda":  # from memory that stays in its place, a copy is not waited for
+            stacked = stacked.pin_memory()
+        batch = stacked.to(self._device, non_blocking=True).unbind()
+        if self._keep and self._staged_bytes + stacked.nbytes < STAGED_BYTES:
             self._staged[number] = batch
-            self._staged_bytes += size
+            self._staged_bytes += stacked.nbytes
         return batch
+
+    def close(self) -> None:
+        self._planned.close()
 
 
 class TranslationTask:
