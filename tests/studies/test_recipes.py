@@ -64,11 +64,12 @@ def test_our_own_default_keeps_the_textbooks_positions_and_stops_by_itself():
 
 def test_presets_have_the_names_that_are_promised():
     papers = {f"paper-{system}-{pair}" for system in ("qknorm", "baseline") for pair in EVALUATE_EVERY}
-    assert papers | {"low-resource", "demo", "character-lm", "character-lm-small"} == set(PRESETS)
+    ours = {"low-resource", "low-resource-small", "demo", "character-lm", "character-lm-small"}
+    assert papers | ours == set(PRESETS)
 
 
 def test_an_unknown_preset_is_an_error_that_helps():
     with pytest.raises(InputError, match=r"no preset paper-qknorm-glen; did you mean paper-qknorm-gl-en\?"):
         preset("paper-qknorm-glen")
-    with pytest.raises(InputError, match=r"no preset 123456; known are low-resource, demo, character-lm"):
+    with pytest.raises(InputError, match=r"no preset 123456; known are low-resource, low-resource-small, demo, character-lm"):
         preset("123456")

@@ -45,7 +45,7 @@ class Arguments:
     run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
     """Run folder to write: settings, tokenizer, metrics, checkpoints. Under torchrun write --run-folder."""
     preset: str = "low-resource"
-    """Settings to start from: low-resource, or paper-qknorm-PAIR and paper-baseline-PAIR for the paper's five pairs."""
+    """Settings to start from: low-resource, low-resource-small for a CPU, or the paper's such as paper-qknorm-gl-en."""
     config: Path | None = None
     """TOML file of settings that go over the preset's; options given here go over both."""
     resume: bool = False

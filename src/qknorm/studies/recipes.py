@@ -117,6 +117,29 @@ def low_resource() -> Train:
     )
 
 
+def low_resource_small() -> Train:
+    """The same for two CPU cores: a model that learns ten thousand pairs in under an hour, at a faster rate."""
+    return Train(
+        model=Model(
+            width=256,
+            feed_forward=1024,
+            encoder_layers=3,
+            decoder_layers=3,
+            heads=4,
+            norm="scale",
+            dropout=Dropout.everywhere(0.1, word=0.0),
+        ),
+        training=Training(
+            batch_tokens=2_048,
+            bpe_dropout=0.1,
+            schedule=Schedule(kind="cosine", warmup=600, peak=1.5e-3),
+            evaluate_every=500,
+            max_steps=4_500,
+            stop_after=None,
+        ),
+    )
+
+
 def demo() -> Train:
     """A model so small that two CPU cores train it in a minute, for the embedded corpus."""
     return Train(
@@ -161,6 +184,7 @@ def character_lm_small() -> TrainLanguageModel:
 
 PRESETS: dict[str, Callable[[], AnyTrain]] = {
     "low-resource": low_resource,
+    "low-resource-small": low_resource_small,
     "demo": demo,
     "character-lm": character_lm,
     "character-lm-small": character_lm_small,

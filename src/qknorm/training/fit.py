@@ -38,8 +38,8 @@ from qknorm.training.translation import TranslationTask
 MOST_FOR_A_CPU = 10_000_000
 """Parameters of a model from which on a CPU trains for hours to days."""
 TOO_LARGE = (
-    "on a CPU a model of this size takes seconds for a step, and hours to days in all; the presets demo (translation) "
-    "and character-lm-small (plain text) are of a size for it"
+    "on a CPU a model of this size takes seconds for a step, and hours to days in all; the presets low-resource-small "
+    "(translation) and character-lm-small (plain text) are of a size for it"
 )
 
 
