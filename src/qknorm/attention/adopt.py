@@ -108,8 +108,7 @@ def adopt(
     - `scale_init`: that number.
     - `calibrate`: where the spread of logits is what it was on this batch (a dict, a tuple or one tensor: what the
       model takes); the loss before and after is reported where the model returns one or `loss(output)` makes one.
-    - `state`: as saved, in the folder of `save_pretrained`, in one file (.safetensors, or torch.save's of a state
-      dict; nothing else in it is unpickled) or in a state dict; all settings are then those saved.
+    - `state`: as saved: a state dict, one file of it, or a folder of `save_pretrained`; settings are then those saved.
 
     `only` is a pattern, or several, for the names of the modules to change ("encoder.*").
     """
