@@ -119,7 +119,7 @@ def test_a_file_alone_starts_from_the_defaults(read):
 
 
 def test_none_undoes_the_value_of_a_base_where_a_setting_may_be_open(read):
-    base = preset("low-resource")
+    base = read("[training]\nstop_after = 10\nschedule.peak = 1e-3\n")
     assert base.training.stop_after is not None and base.training.schedule.peak is not None
     changed = read('[training]\nstop_after = "none"\nschedule.peak = "none"\n', base)
     assert changed.training.stop_after is changed.training.schedule.peak is None

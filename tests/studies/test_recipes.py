@@ -54,12 +54,13 @@ def test_merges_are_the_papers():
     assert MERGES == {"en-vi": 8_000, "ar-en": 8_000, "en-he": 8_000, "sk-en": 8_000, "gl-en": 3_000}
 
 
-def test_our_own_default_keeps_the_textbooks_positions_and_stops_by_itself():
+def test_our_own_default_is_what_the_dev_set_of_gl_en_chose():
     settings = preset("low-resource")
     assert settings.model.positions == "sinusoid" and settings.model.norm == "scale"
-    assert settings.training.bpe_dropout == 0.1
     assert settings.model.attention.qk_norm == "lp"
-    assert settings.training.stop_after is not None
+    assert settings.training.bpe_dropout == 0.1 and settings.model.dropout.word == 0
+    schedule = settings.training.schedule
+    assert (schedule.kind, schedule.floor, settings.training.max_steps) == ("cosine", 1e-5, 30_000)
 
 
 def test_presets_have_the_names_that_are_promised():

@@ -94,7 +94,7 @@ def change(settings: Train, changes: Mapping[str, object]) -> Train:
 def low_resource() -> Train:
     """Our own default for 5,000 to 200,000 pairs: ScaleNorm with QKNorm, and words cut anew every epoch.
 
-    A smaller model than the paper's, textbook positions, inverse square root; chosen on the dev set of gl-en.
+    A smaller model than the paper's, textbook positions, a cosine, no word dropout; chosen on the dev set of gl-en.
     """
     return Train(
         model=Model(
@@ -104,15 +104,15 @@ def low_resource() -> Train:
             decoder_layers=5,
             heads=4,
             norm="scale",
-            dropout=Dropout.everywhere(0.3, word=0.1),
+            dropout=Dropout.everywhere(0.3, word=0.0),
         ),
         training=Training(
             batch_tokens=4_096,
             bpe_dropout=0.1,
-            schedule=Schedule(kind="inverse-sqrt", warmup=4_000, peak=7e-4),
+            schedule=Schedule(kind="cosine", warmup=4_000, peak=7e-4),
             evaluate_every=500,
-            max_steps=40_000,
-            stop_after=20,
+            max_steps=30_000,
+            stop_after=None,
         ),
     )
 

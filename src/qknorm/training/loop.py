@@ -186,6 +186,8 @@ class Trainer:
             self.recorder.log_step(**self._row_of(sums, seconds))
 
     def _observe(self, observer: Observer) -> None:
+        if self.team.device.type == "cuda":
+            torch.cuda.synchronize(self.team.device)  # the steps under way are not the observer's time
         began = time.perf_counter()
         if self.team.leads or self._jointly:
             with self.stepper.autocast():

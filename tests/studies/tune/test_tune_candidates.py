@@ -19,7 +19,7 @@ LOW = preset("low-resource")
 
 def test_every_value_is_a_valid_setting_that_differs_from_our_preset():
     candidates = single_changes(LOW, 3_000)
-    own = ("word-dropout 0.1", "dropout 0.3", "bpe-dropout 0.1", "norm scale")
+    own = ("word-dropout 0", "schedule cosine", "dropout 0.3", "bpe-dropout 0.1", "norm scale")
     assert len(candidates) == sum(map(len, FACTORS.values())) - len(own) == len({each.name for each in candidates})
     assert not {each.name for each in candidates} & set(own)
     for each in candidates:
@@ -33,7 +33,7 @@ def test_the_first_values_come_first_and_what_the_start_has_is_left_out():
     names = [each.name for each in single_changes(change(LOW, {"model.heads": 2}), 1_000, ("heads", "merges"))]
     assert names == ["merges 2000", "heads 8", "merges 500", "merges 4000", "merges 8000"]
     assert [each.name for each in single_changes(LOW, 3_000, ("schedule", "layers"), values=1)] == [
-        "schedule cosine",
+        "schedule inverse-sqrt",
         "layers 6",
     ]
     # one value of each factor that the start does not have, though the likeliest is its own

@@ -40,18 +40,20 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
             "training.stop_after": None,
         },
         {
+            "training.schedule.kind": "inverse-sqrt",
+            "training.max_steps": 40_000,
+            "training.stop_after": 20,
+        },
+        {
             "training.schedule.kind": "plateau",
             "training.schedule.floor": 5e-5,
             "training.evaluate_every": 100,
             "training.stop_after": None,
         },
     ),
+    "steps": _values("training.max_steps", 60_000, 15_000),
     "dropout": _together(_DROPOUTS, 0.2, 0.3, 0.4),
-    # what is cut anew every epoch learns longer
-    "bpe-dropout": (
-        *({"training.bpe_dropout": share, "training.stop_after": 20} for share in (0.1, 0.05, 0.2)),
-        {"training.bpe_dropout": 0.0},
-    ),
+    "bpe-dropout": _values("training.bpe_dropout", 0.1, 0.05, 0.2, 0.0),
     "learning-rate": _values("training.schedule.peak", 1e-3, 4e-4),
     "feed-forward": _values("model.feed_forward", 2_048, 512),
     "batch": _values("training.batch_tokens", 8_192, 2_048),
