@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from paper_cases import prepare_copy, tiny
 
 from qknorm.errors import InputError
@@ -15,6 +16,7 @@ from qknorm.studies.grid import local
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import Job, look, read_result
 from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
+from qknorm.training.translation import CORES, choose_workers
 
 RESULT = """
 import json, os, pathlib, sys
@@ -183,7 +185,8 @@ def test_an_interrupt_lets_every_process_leave(data, tmp_path, script, number):
 
 def test_slots_are_those_of_the_gpus_one_may_see(monkeypatch):
     assert [slot.device for slot in make_slots(3, "cpu")] == ["cpu"] * 3
-    assert len(make_slots(None, "cpu")) == os.cpu_count()
+    monkeypatch.setenv(CORES, "5")
+    assert len(make_slots(None, "cpu")) == 5
     monkeypatch.setattr(local.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -202,8 +205,52 @@ def test_bad_slots_are_refused(monkeypatch):
         make_slots(1, "tpu")
 
 
-def test_processes_share_the_cores_and_see_their_gpu_alone(monkeypatch):
+@pytest.fixture
+def environment(data, tmp_path, monkeypatch):
+    """What a process is told on a machine of 16 cores."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(local.os, "cpu_count", lambda: 16)
-    assert local._environment(Slot("cuda", "3"), 4) == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3"}
-    assert local._environment(Slot("cpu"), 32) == {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setenv(CORES, "16")
+
+    def environment(slot, slots, dropout=0.0):
+        job = Job.plan("job", data, tiny(**{"training.bpe_dropout": dropout}), tmp_path)
+        return local._environment(job, slot, slots)
+
+    return environment
+
+
+def test_processes_share_the_cores_and_see_their_gpu_alone(environment):
+    assert environment(Slot("cuda", "3"), 4) == {CORES: "4", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3"}
+    assert environment(Slot("cpu"), 32) == {CORES: "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_threads_and_those_who_cut_ahead_share_the_cores(environment, monkeypatch, device, dropout):
+    found = []
+    for slots in (1, 3, 4, 5, 8, 16):
+        told = environment(Slot(device, "0" if device == "cuda" else None), slots, dropout)
+        with monkeypatch.context() as there:
+            there.setenv(CORES, told[CORES])
+            workers = choose_workers(torch.device(device)) if dropout else 0
+        assert slots * (int(told["OMP_NUM_THREADS"]) + workers) <= 16
+        found.append((int(told["OMP_NUM_THREADS"]), workers))
+    if device == "cuda" and dropout:
+        assert found == [(14, 2), (3, 2), (2, 2), (1, 2), (1, 1), (1, 0)]
+    else:
+        assert found == [(16, 0), (5, 0), (4, 0), (3, 0), (2, 0), (1, 0)]
+
+
+def test_whoever_names_the_threads_gets_them(environment, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert environment(Slot("cuda", "0"), 4, 0.1) == {CORES: "4", "OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_a_started_process_is_told_its_share(environment, data, tmp_path, monkeypatch):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    job.write()
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES}"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert local._start(job, Slot("cpu"), 5).wait() == 0
+    assert (job.folder / local.LOG).read_text() == "told 3\n"

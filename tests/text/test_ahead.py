@@ -19,7 +19,22 @@ from qknorm.text.ahead import CutEpochs
 from qknorm.text.cutting import Cutter, number_words
 from qknorm.text.subwords import Tokenizer
 
+HOME = str(Path(ahead.__file__).parents[2])
 SIDES = [[f"{word} casa {n} branca" for n in range(45)] for word in ("the", "libro")]
+
+CHATTER = "import sys; sys.stderr.write('a word too much\\n' * 20_000)\n"
+"""More than a pipe holds that nobody reads."""
+NO_MEMORY = f"""{CHATTER}
+import numpy.random
+
+def refuse(seed):
+    raise MemoryError("there is no room for a dozen numbers")
+
+numpy.random.default_rng = refuse
+"""
+NO_NUMPY = "import sys; sys.modules['numpy'] = None"
+MANY_LINES = "import os; os.write(2, b'first\\n\\x1b[31m  second\\tline.\\n \\n'); os._exit(4)"
+TOO_LONG = "import os; os.write(2, b'Error: ' + b'x' * 10_000); os._exit(1)"
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc to look into")
 
@@ -114,6 +129,95 @@ def test_processes_that_die_cost_one_warning(make, killed):
     assert "ended with status -9; BPE-dropout goes on" in str(caught[0].message)
 
 
+@pytest.fixture
+def at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has every process do something first, before it is one that cuts."""
+
+    def at_start(script: str) -> None:
+        (tmp_path / "sitecustomize.py").write_text(script)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    return at_start
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (NO_MEMORY, "status 1: MemoryError: there is no room for a dozen numbers"),
+        (NO_NUMPY, "status 1: ModuleNotFoundError: import of numpy halted; None in sys.modules"),
+        (MANY_LINES, "status 4: [31m  second line"),
+        (TOO_LONG, f"status 1: Error: {'x' * 293}…"),
+        ("import os; os._exit(5)", "status 5"),
+    ],
+)
+def test_who_dies_says_why_in_one_sentence(make, at_start, capfd, script, told):
+    due = content(make(0), 0)
+    at_start(script)
+    epochs = make(1)
+    epochs._board.ask_for(range(1))
+    wait_for(lambda: not epochs.processes)
+    with pytest.warns(UserWarning, match="BPE-dropout") as caught:
+        assert content(epochs, 0) == due
+    (warning,) = caught
+    assert str(warning.message).startswith(f"a process that cut ahead ended with {told}; BPE-dropout goes on with 0 ")
+    assert "\n" not in str(warning.message)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_that_talks_much_cuts_nevertheless_and_old_words_explain_no_death(make, at_start):
+    due = [content(make(0), epoch) for epoch in (0, 5)]
+    at_start(CHATTER)
+    epochs = make(1)
+    assert content(epochs, 0) == due[0]
+    wait_for(lambda: [len(done) for done in epochs._board._done.values()] == [10, 10])
+    os.kill(epochs.processes[0], signal.SIGKILL)
+    epochs._board.ask_for(range(5, 6))
+    wait_for(lambda: not epochs.processes)
+    with pytest.warns(UserWarning, match="ended with status -9; BPE-dropout goes on with 0"):
+        assert content(epochs, 5) == due[1]
+
+
+def test_one_whose_answer_makes_no_sense_is_given_up(make, at_start):
+    due = content(make(0), 0)
+    at_start("print('good morning', flush=True)")
+    epochs = make(1)
+    epochs._board.ask_for(range(1))
+    wait_for(lambda: not epochs.processes)
+    with pytest.warns(UserWarning, match=r"was given up: json\.decoder\.JSONDecodeError: .*; BPE-dropout goes on"):
+        assert content(epochs, 0) == due
+
+
+def test_without_a_file_for_last_words_it_is_cut_ahead_all_the_same(make, monkeypatch):
+    def refuse(**_: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(ahead.tempfile, "TemporaryFile", refuse)
+    epochs = make(1)
+    assert content(epochs, 0) == content(make(0), 0)
+    os.kill(epochs.processes[0], signal.SIGKILL)
+    epochs._board.ask_for(range(5, 6))
+    wait_for(lambda: not epochs.processes)
+    with pytest.warns(UserWarning, match="ended with status -9; BPE-dropout"):
+        content(epochs, 5)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_an_ordinary_end_is_silent(busy):
+    """Its pipes close, as where the parent is dead: while it waits, or while it answers."""
+    tokenizer = Tokenizer.train([line for side in SIDES for line in side], 60, pretokenized=False)
+    rules, words, (lines,) = number_words(tokenizer, [["a branca casa"] * 40_000])
+    process = ahead.start_process()
+    ahead.send(process.stdin, (np.array([0.5]), *rules, *words))
+    if busy:
+        ahead.send(process.stdin, (np.array([1, 2]), *lines))
+        assert process.stdout.read(1)
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert ahead._leave(process) == "status 0"
+    assert process.stderr.closed
+
+
 def test_where_no_process_can_be_started_it_is_cut_here(make, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     epochs = make(2)
@@ -177,9 +281,7 @@ def test_a_process_writes_whole_answers_even_unbuffered(make, monkeypatch):
     reader.start()
     reader.join(20)
     process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        pipe.close()
+    ahead._leave(process)
     assert found and [each.tolist() for each in found[0]] == [each.tolist() for each in cutter.cut(lines, [1, 2])]
 
 
@@ -213,7 +315,8 @@ def test_nothing_is_left_behind(make, closed):
 
 
 @needs_proc
-def test_processes_end_with_whoever_started_them(tmp_path):
+def test_processes_end_with_whoever_started_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", HOME, prepend=os.pathsep)  # from another folder, src alone would lead nowhere
     script = (
         "import os, signal, sys; from qknorm.text import ahead; print(ahead.start_process().pid, flush=True);"
         "sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)"

@@ -2,17 +2,21 @@
 
 A process is this module run by itself: it is told the words of the text once, then gets lines and answers with ids,
 all as plain arrays through its standard input and output. It ends with its input, so also with whoever started it.
+What it says of its troubles goes to a file without a name, whose last line tells why where it ended too early.
 """
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,6 +30,8 @@ PIECE = 2_048
 EPOCHS_AHEAD = 2
 PATIENCE = 5.0
 """Seconds without news after which a job that a process has begun is done here too: that process may sleep."""
+LAST_WORDS, LONGEST_LINE = 300, 1 << 16
+"""Characters of a last line that a warning has room for, and bytes in which its beginning is looked for."""
 
 Cut = tuple[TokenIds, Longs]
 
@@ -183,21 +189,26 @@ class Board:
         """Passes jobs on to a process until the end, its or ours."""
         assert process.stdin is not None and process.stdout is not None
         job: Job | None = None
+        trouble = ""
         try:
             cutter = self._cutter
             send(process.stdin, (np.array([cutter.dropout]), *cutter.rules, *cutter.words))
             while (job := self._next()) is not None:
                 send(process.stdin, (np.array(self._key(job)), *self._lines(job)))
                 ids, lengths = receive(process.stdout)
+                _forget_words(process)
                 self._put(job, (ids, lengths))
-        except Exception:  # whatever it was: a job that nobody has would be waited for without end
+        except Exception as error:  # whatever it was: a job that nobody has would be waited for without end
             self._give_back(job)
+            if not isinstance(error, (EOFError, OSError)):  # which say no more than that it has ended
+                trouble = _last_line("".join(traceback.format_exception_only(error)))
         finally:
-            status = _leave(process)
+            ended = _leave(process)
             with self._changed:
                 del self._processes[process.pid]
                 if not self._closed:
-                    self._complaint = self._complaint or f"a process that cut ahead ended with status {status}"
+                    what = f"was given up: {trouble}" if trouble else f"ended with {ended}"
+                    self._complaint = self._complaint or f"a process that cut ahead {what}"
 
     def _give_back(self, job: Job | None) -> None:
         """Puts up a job again that was not done, at its place."""
@@ -217,22 +228,36 @@ class Board:
 
 
 def start_process() -> "subprocess.Popen[bytes]":
-    """This module as a process of its own, which shares neither the terminal's signals nor our threads."""
+    """This module as a process of its own, which shares neither the terminal's signals nor our threads.
+
+    Its `stderr` is a file, if there is room for one: nobody needs to empty it, as a pipe, for the process to go on.
+    """
     if getattr(sys, "frozen", False) or not sys.executable:
         raise OSError("there is no Python interpreter beside this program")
     # not by the name of the script that runs, whatever it may be, nor from the folder where it runs
     home = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **threads, "PYTHONPATH": path},
-        start_new_session=True,  # a terminal's Ctrl-C is for the training, which ends us
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0),
-    )
+    words: IO[bytes] | None = None
+    with suppress(OSError):
+        words = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words or subprocess.DEVNULL,
+            env={**os.environ, **threads, "PYTHONPATH": path, "PYTHON_COLORS": "0"},
+            start_new_session=True,  # a terminal's Ctrl-C is for the training, which ends us
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+            | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+    except OSError:
+        if words is not None:
+            words.close()
+        raise
+    process.stderr = words
+    return process
 
 
 def send(stream: IO[bytes], arrays: Sequence[NDArray[Any]]) -> None:
@@ -273,19 +298,45 @@ def _join(pieces: Sequence[Cut]) -> tuple[TokenIds, Longs]:
     return ids, starts_of(np.concatenate([lengths for _, lengths in pieces]))
 
 
-def _leave(process: "subprocess.Popen[bytes]") -> int:
-    """Ends a process and closes its pipes; returns the status it ended with, of its own or by us."""
+def _leave(process: "subprocess.Popen[bytes]") -> str:
+    """Ends a process and closes its files; returns its status, of its own or by us, and its last words if any."""
     try:
         process.wait(timeout=0.1)  # it may be about to
     except subprocess.TimeoutExpired:
         process.kill()
-    for pipe in (process.stdin, process.stdout):
-        try:
-            if pipe is not None:
-                pipe.close()
-        except OSError:  # what was not sent yet is not wanted any more
-            pass
-    return process.wait()
+    status = f"status {process.wait()}"
+    words = _last_words(process)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        with suppress(OSError):  # what was not sent yet is not wanted any more
+            if stream is not None:
+                stream.close()
+    return f"{status}: {words}" if words else status
+
+
+def _forget_words(process: "subprocess.Popen[bytes]") -> None:
+    """Empties the file of a process that goes on: what it said so far is not why it may end, and must not pile up."""
+    if process.stderr is not None:
+        with suppress(OSError):
+            process.stderr.seek(0)  # for the process too, with which we share the place in the file
+            process.stderr.truncate()
+
+
+def _last_words(process: "subprocess.Popen[bytes]") -> str:
+    """The last line that a process has left, which has ended; nothing where there is none."""
+    if process.stderr is None:
+        return ""
+    try:
+        process.stderr.seek(max(0, process.stderr.seek(0, os.SEEK_END) - LONGEST_LINE))
+        return _last_line(process.stderr.read().decode(errors="replace"))
+    except OSError:
+        return ""
+
+
+def _last_line(text: str) -> str:
+    """The last line that says something, as part of a sentence."""
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    line = "".join(letter if letter.isprintable() else " " for letter in line).strip().rstrip(".")
+    return line if len(line) <= LAST_WORDS else f"{line[:LAST_WORDS]}…"
 
 
 if __name__ == "__main__":

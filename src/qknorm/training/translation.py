@@ -23,13 +23,28 @@ STAGED_BYTES = 1 << 30
 """Batches are kept on the device for later epochs while they take less than this."""
 MOST_WORKERS = 2
 """Processes that cut text ahead beside a GPU: one keeps up with an H200, and the second makes up for a pause."""
+CORES = "QKNORM_CORES"
+"""The variable of the environment by which who starts trainings side by side tells each how many cores are its own."""
 
 
-def choose_workers(device: torch.device) -> int:
-    """How many processes cut text ahead; none on the CPU, where training needs every core and waits longer anyway."""
-    if device.type == "cpu":
+def count_cores() -> int:
+    """The cores for this process and those it starts: as many as it was told, else all that it may run on."""
+    told = os.environ.get(CORES)
+    if told is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not told.isdecimal() or int(told) < 1:
+        raise InputError(f"{CORES} is {told!r} in the environment; give the number of cores, 1 or more, or unset it")
+    return int(told)
+
+
+def choose_workers(device: torch.device, cores: int | None = None) -> int:
+    """How many processes cut text ahead, one core left for training; none on the CPU, where training needs every core.
+
+    `cores` are those of `count_cores` if not given.
+    """
+    if device.type == "cpu":  # where training waits longer anyway
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores() if cores is None else cores
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # trainings of a team on this machine, each with its own
     return max(0, min(MOST_WORKERS, cores // beside - 1))
 

@@ -26,6 +26,7 @@ from qknorm.studies.grid.jobs import (
     write_failure,
 )
 from qknorm.studies.grid.work import EXIT_STATUS
+from qknorm.training.translation import CORES, choose_workers, count_cores
 
 OnChange = Callable[[Sequence[View]], None]
 POLL_SECONDS = 0.2
@@ -53,7 +54,7 @@ def make_slots(parallel: int | None, device: str | None = None) -> list[Slot]:
         raise InputError(f"--parallel is {parallel}; give 1 or more")
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu":
-        return [Slot("cpu") for _ in range(parallel or os.cpu_count() or 1)]
+        return [Slot("cpu") for _ in range(parallel or count_cores())]
     if kind != "cuda":
         raise InputError(f"--device {kind} is no device of a grid; use cpu or cuda, with CUDA_VISIBLE_DEVICES for some")
     if not torch.cuda.is_available():
@@ -166,14 +167,17 @@ def _start(job: Job, slot: Slot, slots: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_environment(slot, slots)},
+            env={**os.environ, **_environment(job, slot, slots)},
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, so once
         )
 
 
-def _environment(slot: Slot, slots: int) -> Mapping[str, str]:
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // slots))
-    return {"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
+def _environment(job: Job, slot: Slot, slots: int) -> Mapping[str, str]:
+    """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead."""
+    cores = max(1, count_cores() // slots)
+    workers = choose_workers(torch.device(slot.device), cores) if job.settings.training.bpe_dropout else 0
+    threads = os.environ.get("OMP_NUM_THREADS") or str(cores - workers)
+    return {CORES: str(cores), "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
 
 
 class _terminate_as_interrupt:
