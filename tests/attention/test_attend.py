@@ -1,4 +1,5 @@
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,6 +232,23 @@ def test_bad_shapes_are_named() -> None:
         attend(q, k, v, scale=torch.ones(3))
     with pytest.raises(ValueError, match="backend"):
         attend(q, k, v, scale=1.0, backend="fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mask_of_whole_numbers_or_of_another_shape_is_refused(backend: str) -> None:
+    q, k, v = draw(11)
+    (b, h, t, _), s = q.shape, k.shape[2]
+    for dtype in (torch.int64, torch.int32, torch.uint8):  # a tokenizer's 0 and 1, which would be added to the logits
+        with pytest.raises(ValueError, match=rf"mask is {dtype}; give bool \(True = may attend\)"):
+            attend(q, k, v, scale=1.0, mask=torch.ones(t, s, dtype=dtype), backend=backend)  # type: ignore[arg-type]
+    seen = torch.ones(b, h, t, s, dtype=torch.bool)
+    for wrong in (seen[..., :-1], seen[:, :, :-1], seen[:, :3], seen[None]):
+        shape = re.escape(str(tuple(wrong.shape)))
+        with pytest.raises(ValueError, match=rf"{shape} does not fit .* {re.escape(str((b, h, t, s)))}"):
+            attend(q, k, v, scale=1.0, mask=wrong, backend=backend)  # type: ignore[arg-type]
+    plain = attend(q, k, v, scale=1.0, backend=backend)  # type: ignore[arg-type]
+    for fits in (seen, seen[:1], seen[:, :1, :1], seen[0, 0], seen[0, 0, 0]):
+        torch.testing.assert_close(attend(q, k, v, scale=1.0, mask=fits, backend=backend), plain)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,18 @@ def test_a_mask_that_does_not_fit_the_keys_is_refused() -> None:
         module(x, x, x, need_weights=False, cache=cache, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(("name", "shape"), [("key_padding_mask", (2, 5)), ("attn_mask", (5, 5))])
+def test_a_mask_of_whole_numbers_is_refused_as_torchs_module_does(
+    name: str, shape: tuple[int, int], need_weights: bool
+) -> None:
+    x, mask = torch.randn(2, 5, 16), {name: torch.ones(shape, dtype=torch.long).tril()}
+    with pytest.raises(ValueError, match=rf"{name} is torch.int64; give bool \(True = hidden\)"):
+        MultiheadAttention(16, 2, batch_first=True)(x, x, x, need_weights=need_weights, **mask)
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.nn.MultiheadAttention(16, 2, batch_first=True)(x, x, x, need_weights=need_weights, **mask)
+
+
 @pytest.mark.parametrize("kind", ["lp", "rms", "layer", "none"])
 @pytest.mark.parametrize("kv", [4, 2, 1])
 def test_it_is_projection_normalisation_attention_projection(kind: str, kv: int) -> None:
@@ -335,6 +347,7 @@ def test_bad_settings_are_named() -> None:
         ({"num_heads": 5}, "5 heads"),
         ({"num_heads": 4, "num_kv_heads": 3}, "share 3"),
         ({"num_heads": 4, "rotary": "after"}, "rotary"),
+        ({"num_heads": 4, "qk_norm": "l2"}, "by lp, rms, layer or none, not by 'l2'"),
         ({"num_heads": 4, "backend": "fused", "qk_norm": "rms"}, "nothing to fuse"),
     ]:
         with pytest.raises(ValueError, match=words):

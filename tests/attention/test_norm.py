@@ -174,7 +174,7 @@ def test_qknorm_starts_where_it_is_told() -> None:
     assert QKNorm(8, 2, scale_per_head=True).scale.shape == (2,)
     with pytest.raises(ValueError, match="not from both"):
         QKNorm(8, 2, scale_init=5.0, length=79)
-    with pytest.raises(ValueError, match="kind"):
+    with pytest.raises(ValueError, match="not by 'l2'"):
         QKNorm(8, 2, kind="l2")  # type: ignore[arg-type]
 
 

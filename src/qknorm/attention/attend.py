@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qknorm.attention.dropout import dropout as drop_out
-from qknorm.attention.masks import Visibility, all_see, plain_mask, with_causal
+from qknorm.attention.masks import Visibility, all_see, check_mask, plain_mask, with_causal
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -74,7 +74,7 @@ def attend_valid(
     backend: Backend,
 ) -> Tensor:
     """`attend` for a p known to be valid: to look at a learned one would make the host wait for the device."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
     slow = backend == "auto" and _slow_in_kernels(q_bhtd, k_bhsd, v_bhsd, dropout)
     if backend == "reference" or slow:
         return attend_with_weights(
@@ -112,7 +112,7 @@ def attend_normalised_keys(
     backend: Backend,
 ) -> Tensor:
     """`attend_valid` where the keys, from a cache, have unit Lp length already and the queries not yet."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
     inside = backend == "auto" and not isinstance(p, Tensor) and p == 2
     if inside and _takes_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, is_causal, dropout):
         return _attend_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, normalise=True)
@@ -310,7 +310,7 @@ def attend_with_weights(
     dropout: float = 0.0,
 ) -> Attended:
     """The reference: the formula as it is written, in float32 or wider, with its weights and logits."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd)
+    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
     out_dtype, wide = v_bhsd.dtype, torch.promote_types(q_bhtd.dtype, torch.float32)
     with torch.autocast(q_bhtd.device.type, enabled=False):
         q_bhtd, k_bhsd, v_bhsd = q_bhtd.to(wide), k_bhsd.to(wide), v_bhsd.to(wide)
@@ -352,6 +352,8 @@ def _attend_sdpa(
         assert joined is not None
         mask = Visibility.of(joined)
     visible = mask.mask if mask.mask.dtype == torch.bool else mask.mask.to(q_bhtd.dtype)
+    if visible.dim() == 1:
+        visible = visible[None]  # PyTorch's kernels want a row for the queries
     output = F.scaled_dot_product_attention(
         q_bhtd, k_bhsd, v_bhsd, attn_mask=visible, dropout_p=dropout, scale=1.0, enable_gqa=grouped
     )
@@ -365,7 +367,7 @@ def _per_key_head(p: float | Tensor, kv_heads: int) -> float | Tensor:
     return p
 
 
-def _check_shapes(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor) -> None:
+def _check_shapes(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | Visibility | None) -> None:
     if not q_bhtd.dim() == k_bhsd.dim() == v_bhsd.dim() == 4:
         raise ValueError(
             f"q, k and v must be (batch, heads, time, head_dim), got {tuple(q_bhtd.shape)}, {tuple(k_bhsd.shape)}, "
@@ -379,3 +381,6 @@ def _check_shapes(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor) -> None:
         raise ValueError(f"q and k must have one head_dim, got {q_bhtd.shape[-1]} and {k_bhsd.shape[-1]}")
     if q_bhtd.shape[1] % k_bhsd.shape[1]:
         raise ValueError(f"{q_bhtd.shape[1]} query heads cannot share {k_bhsd.shape[1]} key heads evenly")
+    if mask is not None:
+        b, h, t, _ = q_bhtd.shape
+        check_mask(mask.mask if isinstance(mask, Visibility) else mask, b, h, t, k_bhsd.shape[2])

@@ -25,6 +25,18 @@ class Visibility(NamedTuple):
         return cls(mask.masked_fill(nothing, 0.0), nothing)
 
 
+def check_mask(mask: Tensor, b: int, h: int, t: int, s: int) -> None:
+    """Refuses a mask of whole numbers, which would be added where yes and no was meant, and one that does not fit.
+
+    Its last dimensions are to be 1, or those of (b, h, t, s).
+    """
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"the mask is {mask.dtype}; give bool (True = may attend), or floating point to be added")
+    fits = all(have in (1, want) for have, want in zip(reversed(mask.shape), (s, t, h, b), strict=False))
+    if mask.dim() > 4 or not fits:
+        raise ValueError(f"the mask's shape {tuple(mask.shape)} does not fit (batch, heads, t, s) = {(b, h, t, s)}")
+
+
 def plain_mask(mask: Tensor | Visibility | None) -> Tensor | None:
     """A mask as it was before it was made ready."""
     if not isinstance(mask, Visibility):

@@ -295,6 +295,9 @@ class MultiheadAttention(nn.Module):
 
     def _merge_masks(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, keys: int) -> Tensor | None:
         """Torch's two masks as one for `attend`: boolean with True = may attend, or additive if either is."""
+        for name, given in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if given is not None and given.dtype != torch.bool and not given.is_floating_point():
+                raise ValueError(f"{name} is {given.dtype}; give bool (True = hidden), or floating point to be added")
         if attn_mask is not None and attn_mask.dim() == 3:  # (batch · heads, t, s), or heads alone when unbatched
             attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
         masks = [

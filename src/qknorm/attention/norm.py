@@ -361,7 +361,7 @@ def _apply_in_own_dtype(norm: nn.Module, x: Tensor) -> Tensor:
 
 def _check_kind(kind: str, p: float, p_learned: bool, query_over: str) -> None:
     if kind not in ("lp", "rms", "layer", "none"):
-        raise ValueError(f"kind must be lp, rms, layer or none, got {kind!r}")
+        raise ValueError(f"queries and keys are normalised by lp, rms, layer or none, not by {kind!r}")
     if p_learned and not (kind == "lp" and 1 < p < math.inf):
         raise ValueError(f"a learned p needs kind='lp' and a start above 1 and below infinity, got {kind!r}, {p}")
     if query_over not in ("head", "width"):
