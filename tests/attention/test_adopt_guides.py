@@ -78,6 +78,7 @@ def test_the_guide_knows_what_a_torchvision_of_another_build_makes_of_an_import(
     assert (
         f'"{told}"' in text and "`pip uninstall torchvision`" in text and "`pip install 'qknorm[huggingface]'`" in text
     )
+    assert text.index("install the one that goes with your torch") < text.index("`pip uninstall torchvision`")
     library("transformers")
     code = "from transformers import LlamaConfig"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

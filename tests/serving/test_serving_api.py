@@ -112,8 +112,8 @@ def test_a_page_about_the_attention_of_a_sentence_is_kept_for_a_while(running):
         (b"{", 422, "no valid JSON"),
         (b'{"text": "a"', 422, "no valid JSON"),
         (b"\xff\xfe", 422, "no valid JSON"),
-        (b'{"text": "\xff"}', 400, "body"),
-        (b"[" * 100_000, 400, "body"),
+        (b'{"text": "\xff"}', 400, "the body cannot be read; send an object"),
+        (b"[" * 100_000, 400, "the body cannot be read; send an object"),
         (b"[]", 422, "body is no JSON object"),
         (b"{}", 422, "text"),
         (b'{"text": 3}', 422, "text"),
@@ -189,6 +189,15 @@ def test_unknown_paths_and_methods(running):
         assert running.client.get(path).status_code in (404, 405), path
     assert running.client.get("/translate").status_code == 405
     assert running.client.request("DELETE", "/pairs").status_code == 405
+
+
+def test_what_the_framework_answers_by_itself_is_a_sentence_too(running):
+    for path in ("/nothing", "/static/nothing"):
+        answer = running.client.get(path)
+        assert answer.status_code == 404 and "nothing at this path; see /openapi.json" in answer.json()["detail"]
+    answer = running.client.request("DELETE", "/pairs")
+    assert answer.headers["allow"] == "GET" and "does not take that method; see" in answer.json()["detail"]
+    assert "ask for it again" in running.client.get("/attention/nothing").json()["detail"]
 
 
 # ------------------------------------------------------------------ keys, states, headers

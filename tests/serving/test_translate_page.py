@@ -225,6 +225,13 @@ def test_a_file_that_is_no_text_is_refused(opened):
     assert opened.page.locator("#file-link").is_hidden()
 
 
+def test_an_empty_file_is_told_and_not_saved(opened):
+    opened.page.locator("#file").set_input_files({"name": "x.txt", "mimeType": "text/plain", "buffer": b""})
+    opened.wait("#file-card[aria-busy=false]")
+    assert opened.page.locator("#file-status").inner_text() == "x.txt is empty; choose a file with text."
+    assert opened.page.locator("#file-link").is_hidden()
+
+
 # ------------------------------------------------------------------ languages, looks, troubles
 
 

@@ -79,6 +79,9 @@ def test_what_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"one\ntwo\nthr\xe9e")
     with pytest.raises(InputError, match=r"latin\.txt, line 3: not UTF-8 at byte 11 of the file \(0xe9\)"):
         CharacterText.load(tmp_path / "latin.txt")
+    (tmp_path / "wide.txt").write_bytes("one".encode("utf-16"))
+    with pytest.raises(InputError, match=r"wide\.txt is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8"):
+        CharacterText.load(tmp_path / "wide.txt")
     (tmp_path / "empty.txt").write_bytes(b"\xef\xbb\xbf")
     with pytest.raises(InputError, match="is empty"):
         CharacterText.load(tmp_path / "empty.txt")

@@ -99,6 +99,19 @@ def test_the_report_adds_up(tmp_path):
     assert json.loads((tmp_path / "out" / "prepared.json").read_text())["cleaning"] == report.as_json()
 
 
+def test_lines_of_a_tsv_that_are_no_pairs_are_dropped_and_told_but_not_of_a_dev_set(tmp_path):
+    lines = ["\t".join(pair) for pair in made_up_pairs(50)]
+    lines[10:10] = ["only one", "one\ttwo\tthree"]
+    (tmp_path / "a.tsv").write_text("\n".join(lines))
+    report = prepare(Prepare(source="gl", target="en", train=(tmp_path / "a.tsv",)), tmp_path / "out").cleaning
+    assert report.read == 52 == report.kept + report.held_out + 2
+    assert report.dropped["not two columns"].examples == [("only one", ""), ("one", "two three")]
+    dev = Prepare(source="gl", target="en", train=(tmp_path / "a.tsv",), dev=(tmp_path / "a.tsv",))
+    with pytest.raises(InputError, match=r"a\.tsv: 2 of 52 lines are not gl, a tab, en \(lines 11, 12\)"):
+        prepare(dev, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_split_off_sets_do_not_depend_on_the_order_of_the_text(tmp_path):
     pairs = made_up_pairs(200)
     held_out = []
@@ -134,7 +147,9 @@ def test_copies_of_split_off_sentences_leave_training_whatever_the_settings(tmp_
 
 def test_small_corpora_and_sizes_of_zero_split_nothing_off(tmp_path):
     report = prepare(settings_for(tmp_path, made_up_pairs(9)), tmp_path / "small")
-    assert list(report.splits) == ["train"] and "too few to split off dev and test" in report.warnings[0]
+    assert list(report.splits) == ["train"] and "9 pairs are too few to split off dev and test" in report.warnings[0]
+    report = prepare(settings_for(tmp_path, made_up_pairs(1)), tmp_path / "one")
+    assert "1 pair is too few to split off" in report.warnings[0]
     report = prepare(settings_for(tmp_path, made_up_pairs(50), dev_pairs=0, test_pairs=0), tmp_path / "none")
     assert report.splits["train"].pairs == 50 and not report.warnings
 

@@ -1,5 +1,7 @@
 import gzip
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qknorm.errors import InputError
-from qknorm.text.readers import Pair, read_lines, read_pairs
+from qknorm.text.readers import Pair, decode_lines, read_lines, read_pairs
 
 _LINES = st.lists(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\n\r\0\ufeff")))
 
@@ -19,6 +21,17 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def pairs_of(*paths: Path, source: str = "gl", target: str = "en") -> list[Pair]:
     return list(read_pairs(paths, source, target))
+
+
+def follow(told: "pytest.ExceptionInfo[InputError]", new: Path) -> Path:
+    """Runs the command that a message ends with, and gives the file that it writes."""
+    command = str(told.value).rpartition(": ")[2]
+    tool = command.split()[0]
+    assert tool in {"awk", "cut", "gzip", "iconv", "paste", "tr"}, command
+    if not shutil.which("bash") or not shutil.which(tool):
+        pytest.skip(f"needs a shell and {tool}")
+    subprocess.run(["bash", "-c", command], check=True)
+    return new
 
 
 @given(_LINES, st.sampled_from(["\n", "\r\n"]), st.booleans())
@@ -40,8 +53,31 @@ def test_invalid_utf8_names_file_line_and_byte(tmp_path):
 
 
 def test_nul_bytes_are_refused_with_their_line(tmp_path):
-    with pytest.raises(InputError, match=r"line 3: holds a NUL byte"):
+    with pytest.raises(InputError, match=r"line 3: holds a NUL byte") as told:
         list(read_lines(write(tmp_path / "a", b"x\ny\nz\0\n")))
+    assert "UTF-16" not in str(told.value)
+    assert list(read_lines(follow(told, tmp_path / "a.new"))) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("name", ["old text.gl", "old text.gl.gz"])
+def test_the_command_that_is_advised_converts_the_file(tmp_path, encoding, name):
+    content = "ola\nmañá\n".encode(encoding)
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(InputError, match=r"is UTF-16" if encoding == "utf-16" else r"line 2: not UTF-8") as told:
+        list(read_lines(path))
+    assert list(read_lines(follow(told, tmp_path / "old text.new.gl"))) == ["ola", "mañá"]
+
+
+def test_utf16_is_known_by_its_mark_whichever_way_round_and_without_a_nul(tmp_path):
+    for encoding in ("utf-16-le", "utf-16-be"):
+        with pytest.raises(InputError, match=r"a is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 <"):
+            list(read_lines(write(tmp_path / "a", "\ufeff漢字".encode(encoding))))
+
+
+def test_what_is_no_file_is_advised_a_command_alone():
+    with pytest.raises(InputError, match=r"standard input, line 1: not UTF-8 .*: iconv -f LATIN1 -t UTF-8$"):
+        list(decode_lines([b"\xe9\n"], "standard input"))
 
 
 def test_gzip_is_unpacked_and_a_torn_one_refused(tmp_path):
@@ -70,8 +106,34 @@ def test_tsv_with_and_without_a_heading(tmp_path):
 
 @pytest.mark.parametrize("line", ["only one", "one\ttwo\tthree"])
 def test_tsv_with_other_than_two_columns_names_the_line(tmp_path, line):
-    with pytest.raises(InputError, match=r"a\.tsv, line 2: . columns where 2 are needed"):
-        pairs_of(write(tmp_path / "a.tsv", f"ola\thello\n{line}\n"))
+    path = write(tmp_path / "a.tsv", f"ola\thello\n{line}\n")
+    with pytest.raises(
+        InputError, match=r"a\.tsv: 1 of 2 lines is not gl, a tab, en \(line 2\); keep the others"
+    ) as told:
+        pairs_of(path)
+    assert pairs_of(follow(told, tmp_path / "a.new.tsv")) == [Pair("ola", "hello")]
+
+
+def test_all_bad_lines_of_a_tsv_are_told_at_once(tmp_path):
+    path = write(tmp_path / "a.tsv", "a\tb\n" * 9 + "one\n" * 6)
+    with pytest.raises(InputError, match=r"6 of 15 lines are not gl, a tab, en \(lines 10, 11, 12, 13, 14, …\)"):
+        pairs_of(path)
+
+
+def test_bad_lines_of_a_tsv_are_handed_over_where_somebody_takes_them(tmp_path):
+    path = write(tmp_path / "a.tsv", "gl\ten\nola\thello\nonly one\nsi\tyes\none\ttwo\tthree\n")
+    spoiled: list[Pair] = []
+    assert list(read_pairs([path], "gl", "en", spoiled.append)) == [Pair("ola", "hello"), Pair("si", "yes")]
+    assert spoiled == [Pair("only one", ""), Pair("one", "two\tthree")]
+
+
+def test_a_tsv_of_mostly_bad_lines_is_refused_all_the_same(tmp_path):
+    path = write(tmp_path / "a.tsv", "ola\thello\n" + "si\tyes\tCC BY\n" * 3)
+    with pytest.raises(InputError, match=r"3 of 4 lines are not .*; keep the first two columns") as told:
+        list(read_pairs([path], "gl", "en", lambda pair: None))
+    assert pairs_of(follow(told, tmp_path / "a.new.tsv"))[1:] == [Pair("si", "yes")] * 3
+    with pytest.raises(InputError, match=r"1 of 1 line is not .* \(line 1\); put one tab into each, between gl and en"):
+        list(read_pairs([write(tmp_path / "b.tsv", "ola;hello\n")], "gl", "en", lambda pair: None))
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1), st.integers(0, 2))
@@ -135,3 +197,17 @@ def test_wrong_sets_of_files_are_refused_before_reading(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             read_pairs(paths, "gl", "en")
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_two_sides_are_joined_as_advised_to_go_with_files_of_pairs(tmp_path, ending):
+    def put(name: str, text: str) -> Path:
+        return write(tmp_path / f"{name}{ending}", gzip.compress(text.encode()) if ending else text)
+
+    gl, en, tsv = put("a.gl", "ola\nsi\n"), put("a.en", "hello\nyes\n"), put("more.tsv", "non\tno\n")
+    with pytest.raises(InputError, match="join the two sides first: paste") as told:
+        read_pairs((tsv, gl, en), "gl", "en")
+    joined = follow(told, tmp_path / "a.new.tsv")
+    assert pairs_of(tsv, joined) == [Pair("non", "no"), Pair("ola", "hello"), Pair("si", "yes")]
+    with pytest.raises(InputError, match=r"first: paste train\.gl train\.en > train\.new\.tsv"):
+        read_pairs((tsv, gl), "gl", "en")

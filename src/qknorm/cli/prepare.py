@@ -61,7 +61,12 @@ def run(words: Sequence[str]) -> None:
     with progress_bar() as progress:
         report = prepare(settings, arguments.out, arguments.overwrite, progress)
     show(report)
-    suggest("\nNext", "qknorm", "train", arguments.out, "--run", f"runs/{settings.source}-{settings.target}")
+    source, target = settings.source, settings.target
+    if "dev" in report.splits:
+        suggest("\nNext", "qknorm", "train", arguments.out, "--run", f"runs/{source}-{target}")
+    else:
+        words = f"--dev dev.{source} dev.{target} --overwrite"
+        console.print(f"\nTraining needs a dev set; prepare again with {words}", soft_wrap=True)
 
 
 def _settings(arguments: Arguments) -> Prepare:
@@ -106,7 +111,8 @@ def show(report: Report) -> None:
         table.add_row(name, f"{counts.pairs:,}", f"{counts.source_tokens:,}", f"{counts.target_tokens:,}")
     console.print(table)
     dropped = {rule: drop for rule, drop in report.cleaning.dropped.items() if drop.pairs}
-    console.print(f"{report.cleaning.read:,} training pairs read, {report.cleaning.kept:,} kept", end="")
+    pairs = "pair" if report.cleaning.read == 1 else "pairs"
+    console.print(f"{report.cleaning.read:,} training {pairs} read, {report.cleaning.kept:,} kept", end="")
     console.print(f", {report.cleaning.held_out:,} held out" if report.cleaning.held_out else "")
     for rule, drop in dropped.items():
         console.print(f"  dropped {drop.pairs:,}: [bold]{rule}[/bold]")

@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException as FrameworkException
 
 from qknorm.decoding.translate import TextTranslator
 from qknorm.serving import messages
@@ -27,6 +28,12 @@ from qknorm.serving.streaming import HeldStream
 
 PAGE = Path(__file__).parent / "page"
 FRESH = {"Cache-Control": "no-cache"}
+IN_OUR_WORDS = {
+    "There was an error parsing the body": 'the body cannot be read; send an object such as {"text": "…"}, in UTF-8',
+    "Not Found": "there is nothing at this path; see /openapi.json for those there are",
+    "Method Not Allowed": "this path does not take that method; see /openapi.json for those it takes",
+}
+"""What the framework says by itself, as we say it."""
 
 
 def create_app(
@@ -205,12 +212,16 @@ def _add_problems(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return _problem(422, _in_words(error))
 
+    @app.exception_handler(FrameworkException)
+    async def raised(request: Request, error: FrameworkException) -> Response:
+        return _problem(error.status_code, IN_OUR_WORDS.get(error.detail, error.detail), error.headers)
+
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> Response:
         return _problem(500, "something went wrong in the server; its log says what")
 
 
-def _problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def _problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     content: BaseModel = messages.Problem(detail=detail)
     return JSONResponse(json.loads(content.model_dump_json()), status, headers)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qknorm import files
 from qknorm.errors import InputError
-from qknorm.text.readers import open_bytes
+from qknorm.text.readers import explain_no_utf8, open_bytes
 
 KIND = "characters"
 
@@ -107,10 +107,7 @@ def read_text(path: Path) -> str:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}, line {line}: not UTF-8 at byte {error.start} of the file (0x{raw[error.start]:02x}); convert "
-            f"it, for example with iconv -t UTF-8"
-        ) from None
+        raise explain_no_utf8(path, line, raw, error.start) from None
     if not text:
         raise InputError(f"{path} is empty; name a file with text")
     return text

@@ -16,6 +16,7 @@ Rule = Callable[[Pair], bool]
 """Says of a pair whether it is to be dropped."""
 
 OVERLAP = "overlap with dev or test"
+SPOILED = "not two columns"
 
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff]")
 _EXAMPLES = 3
@@ -79,6 +80,11 @@ class CleaningReport:
     kept: int = 0
     held_out: int = 0
     dropped: dict[str, Dropped] = field(default_factory=dict)
+
+    def note_spoiled(self, pair: Pair) -> None:
+        """Counts a line that is no pair among what was read and dropped."""
+        self.read += 1
+        self.note_drop(SPOILED, clean_pair(pair))
 
     def note_drop(self, rule: str, pair: Pair) -> None:
         dropped = self.dropped.setdefault(rule, Dropped())

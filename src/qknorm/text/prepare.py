@@ -144,7 +144,8 @@ class _Preparation:
         if not chosen:
             return
         if not most:
-            self.warnings.append(f"{len(ranked)} pairs are too few to split off {' and '.join(sorted(chosen))}")
+            pairs = "1 pair is" if len(ranked) == 1 else f"{len(ranked)} pairs are"
+            self.warnings.append(f"{pairs} too few to split off {' and '.join(sorted(chosen))}")
             return
         staged = self.folder / "staged"
         staged.mkdir()
@@ -276,8 +277,9 @@ class _Preparation:
     def watch(self, split: str, paths: tuple[Path, ...]) -> Iterator[Pair]:
         """Streams the pairs of files, shows progress, and checks at the end that the sides are in the same order."""
         order, words = OrderCheck(), WordSample()
+        spoiled = self.cleaning.note_spoiled if split == "train" else None  # given sets lose no pair
         count = 0
-        for count, pair in enumerate(read_pairs(paths, *self.languages), start=1):
+        for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled), start=1):
             order.add(*pair)
             words.add(*pair)
             if count % _BATCH == 0:

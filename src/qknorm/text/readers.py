@@ -1,10 +1,13 @@
 """Sentence pairs from files: plain text, TSV and JSONL here, TMX and gettext through `exchange`; gzip throughout."""
 
+import codecs
 import gzip
 import json
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -20,19 +23,30 @@ class Pair(NamedTuple):
     target: str
 
 
-def read_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair]:
-    """Streams the pairs of two plain text files (source, target), or of files that each hold both sides."""
+Spoiled = Callable[[Pair], None]
+"""Told of a line that is no pair: what stands before its first tab, and the rest."""
+
+_Reader = Callable[[Path, str, str], Iterator[Pair]]
+_LINES_NAMED = 5
+_NO_NULS = r"tr -d '\000'"
+_TWO_COLUMNS = r"awk -F '\t' 'NF == 2'"
+
+
+def read_pairs(paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None = None) -> Iterator[Pair]:
+    """Streams the pairs of two plain text files (source, target), or of files that each hold both sides.
+
+    Lines of a TSV file that have not two columns go to `spoiled`, and a file is refused where they are most of it;
+    without `spoiled`, where there is any.
+    """
     if not paths:
         raise InputError("no file to read pairs from; give two plain text files, or files that hold both sides")
     for path in paths:
         check_readable(path)
     plain = [path for path in paths if kind_of(path) not in _READERS]
     if not plain:
-        return _read_files_of_pairs(paths, source, target)
+        return _read_files_of_pairs(paths, source, target, spoiled)
     if len(plain) != len(paths):
-        raise InputError(
-            f"{plain[0]} holds one side only and cannot be mixed with files that hold both; prepare them one by one"
-        )
+        raise _mixed(plain, source, target)
     if len(paths) != 2:
         raise InputError(
             f"plain text comes as two files, {source} and {target}, but {len(paths)} given ({_listed(paths)}); "
@@ -45,31 +59,50 @@ def read_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair
 def read_lines(path: Path) -> Iterator[str]:
     """Streams the lines of a UTF-8 file; only a line feed ends a line, and a carriage return before it is dropped."""
     with open_bytes(path) as file:
-        yield from decode_lines(_guarded(file, path), str(path))
+        yield from decode_lines(_guarded(file, path), path)
 
 
-def decode_lines(raw_lines: Iterable[bytes], name: str) -> Iterator[str]:
+def decode_lines(raw_lines: Iterable[bytes], name: str | Path) -> Iterator[str]:
     """The text of lines as a file or pipe called `name` gave them, without their ends and a byte-order mark."""
     start = 0
     for number, raw in enumerate(raw_lines, start=1):
         if b"\0" in raw:
-            raise InputError(
-                f"{name}, line {number}: holds a NUL byte, so it is not UTF-8 text (perhaps UTF-16); "
-                "convert it, for example with iconv -t UTF-8"
-            )
+            raise explain_no_utf8(name, number, raw, raw.index(b"\0"), start)
         try:
             line = raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"{name}, line {number}: not UTF-8 at byte {start + error.start} of the file "
-                f"(0x{raw[error.start]:02x}); convert it, for example with iconv -t UTF-8"
-            ) from None
+            raise explain_no_utf8(name, number, raw, error.start, start) from None
         if number == 1:
             line = line.removeprefix("\ufeff")
             if not line:
                 return  # a byte-order mark is all there is
         start += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")
+
+
+def explain_no_utf8(name: str | Path, line: int, raw: bytes, at: int, start: int = 0) -> InputError:
+    """Says that a file is no UTF-8, at byte `at` of `raw`, its bytes from `start` on, and how to convert it."""
+    if not start and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return InputError(f"{name} is UTF-16, not UTF-8; convert it: {_through('iconv -f UTF-16 -t UTF-8', name)}")
+    if not raw[at]:
+        way_out = f"if it is a stray one, delete it: {_through(_NO_NULS, name)}"
+        return InputError(f"{name}, line {line}: holds a NUL byte; {way_out}")
+    way_out = f"if it is Latin-1, convert it: {_through('iconv -f LATIN1 -t UTF-8', name)}"
+    return InputError(f"{name}, line {line}: not UTF-8 at byte {start + at} of the file (0x{raw[at]:02x}); {way_out}")
+
+
+def _through(command: str, name: str | Path) -> str:
+    """The command with a file as its input and a new one beside it as its output; alone for what is no file."""
+    if isinstance(name, str) or not name.is_file():
+        return command
+    new, old = shlex.quote(str(_new_name(name, kind_of(name)))), shlex.quote(str(name))
+    return f"gzip -dc {old} | {command} > {new}" if _is_packed(name) else f"{command} < {old} > {new}"
+
+
+def _new_name(path: Path, kind: str) -> Path:
+    """train.gl becomes train.new.gl, or of whatever kind is wanted."""
+    bare = path.with_suffix("") if _is_packed(path) else path
+    return bare.with_suffix(f".new{kind}")
 
 
 def kind_of(path: Path) -> str:
@@ -93,9 +126,13 @@ def check_readable(path: Path) -> None:
 def open_bytes(path: Path) -> BinaryIO:
     """Opens a file for reading, unpacking gzip."""
     check_readable(path)
-    if path.name.lower().endswith(".gz"):
+    if _is_packed(path):
         return cast(BinaryIO, gzip.open(path, "rb"))
     return path.open("rb")
+
+
+def _is_packed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
 
 
 def _guarded(file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -105,6 +142,15 @@ def _guarded(file: BinaryIO, path: Path) -> Iterator[bytes]:
         raise InputError(f"{path} is no whole gzip file; fetch or pack it again") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read to its end ({error.strerror}); check the disk it is on") from None
+
+
+def _mixed(plain: Sequence[Path], source: str, target: str) -> InputError:
+    sides = plain if len(plain) == 2 else (Path(f"train.{source}"), Path(f"train.{target}"))
+    names = [f"<(gzip -dc {shlex.quote(str(side))})" if _is_packed(side) else shlex.quote(str(side)) for side in sides]
+    return InputError(
+        f"{plain[0]} holds one side only and cannot be mixed with files that hold both; "
+        f"join the two sides first: paste {' '.join(names)} > {shlex.quote(str(_new_name(sides[0], '.tsv')))}"
+    )
 
 
 def _check_sides(source_path: Path, target_path: Path, source: str, target: str) -> None:
@@ -148,29 +194,46 @@ def _unequal(source_path: Path, target_path: Path, source_count: int, target_cou
     )
 
 
-def _read_files_of_pairs(paths: Sequence[Path], source: str, target: str) -> Iterator[Pair]:
+def _read_files_of_pairs(paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None) -> Iterator[Pair]:
+    readers: dict[str, _Reader] = {**_READERS, ".tsv": partial(_read_tsv, spoiled=spoiled)}
     for path in paths:
         found = False
-        for pair in _READERS[kind_of(path)](path, source, target):
+        for pair in readers[kind_of(path)](path, source, target):
             found = True
             yield pair
         if not found:
             raise InputError(f"{path} holds no sentence pair; check the file, and that it is a {kind_of(path)} file")
 
 
-def _read_tsv(path: Path, source: str, target: str) -> Iterator[Pair]:
+def _read_tsv(path: Path, source: str, target: str, spoiled: Spoiled | None = None) -> Iterator[Pair]:
     headings = ([source.lower(), target.lower()], ["source", "target"])
+    good = bad = widest = 0
+    first: list[str] = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         cells = line.split("\t")
         if len(cells) != 2:
-            raise InputError(
-                f"{path}, line {number}: {len(cells)} columns where 2 are needed: {source}, a tab, {target}"
-            )
-        if number == 1 and [cell.strip().lower() for cell in cells] in headings:
-            continue
-        yield Pair(cells[0], cells[1])
+            bad, widest = bad + 1, max(widest, len(cells))
+            if bad <= _LINES_NAMED:
+                first.append(str(number))
+            if spoiled:
+                spoiled(Pair(cells[0], "\t".join(cells[1:])))
+        elif number != 1 or [cell.strip().lower() for cell in cells] not in headings:
+            good += 1
+            yield Pair(cells[0], cells[1])
+    total = good + bad
+    if bad > (good if spoiled else 0):
+        lines = f"line{'s' * (bad > 1)} {', '.join(first)}{', …' * (bad > len(first))}"
+        way_out = f"put one tab into each, between {source} and {target}"
+        if bad <= good:
+            way_out = f"keep the others: {_through(_TWO_COLUMNS, path)}"
+        elif widest > 2:
+            way_out = f"keep the first two columns: {_through('cut -f 1,2', path)}"
+        raise InputError(
+            f"{path}: {bad:,} of {total:,} line{'s' * (total > 1)} {'are' if bad > 1 else 'is'} not {source}, a tab, "
+            f"{target} ({lines}); {way_out}"
+        )
 
 
 def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
@@ -218,7 +281,7 @@ def _read_mo(path: Path, source: str, target: str) -> Iterator[Pair]:
         yield Pair(*sides)
 
 
-_READERS: dict[str, Callable[[Path, str, str], Iterator[Pair]]] = {
+_READERS: dict[str, _Reader] = {
     ".tsv": _read_tsv,
     ".jsonl": _read_jsonl,
     ".tmx": _read_tmx,

@@ -21,6 +21,7 @@ export async function translateFile(file, pair, limits) {
   showShare(0, 1);
   try {
     const text = await readText(file);
+    if (!text) throw new Problem(0, `${file.name} is empty; choose a file with text.`);
     const parts = cut(text, Math.floor(limits.characters / 2));
     const result = await translateParts(parts, pair, text.length, mine.signal);
     link.href = URL.createObjectURL(new Blob([result], { type: "text/plain;charset=utf-8" }));
