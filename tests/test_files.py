@@ -1,5 +1,6 @@
 """Whole files or none: what a failure leaves behind, and what it must not touch."""
 
+import errno
 import json
 import os
 import stat
@@ -45,6 +46,16 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail_after_filling(tmp_path / "folder", ZeroDivisionError)
     assert everything_under(tmp_path) == before
+
+
+@pytest.mark.parametrize("write", [atomic_path, atomic_folder])
+def test_a_full_disk_is_told_of_by_the_final_name(tmp_path, write):
+    with pytest.raises(OSError, match="No space") as full, write(tmp_path / "new"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(tmp_path / "new")
+    with pytest.raises(OSError, match="reset") as other, write(tmp_path / "new"):
+        raise OSError(errno.ECONNRESET, "Connection reset by peer")
+    assert other.value.filename is None, "what is read meanwhile may have failed"
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):

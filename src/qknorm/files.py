@@ -1,5 +1,6 @@
 """Writing files so that a crash or a full disk never leaves half of one under its final name."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""How a system says that a disk, or a user's share of it, is full; it does not say which file was written."""
 
 
 @contextmanager
@@ -24,6 +28,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         partial.chmod(0o666 & ~_umask())  # mkstemp makes it private; the finished file is an ordinary one
         partial.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        _name(path, error)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -46,8 +53,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         partial.chmod(0o777 & ~_umask())
         _take_the_place(partial, path)
         _sync_folder(path.parent)
+    except OSError as error:
+        _name(path, error)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _name(path: Path, error: OSError) -> None:
+    """Lets an error of a full disk say what was to be written; others may be of a file that is read meanwhile."""
+    if error.errno in NO_ROOM:
+        error.filename = str(path)
 
 
 def _take_the_place(partial: Path, path: Path) -> None:

@@ -177,6 +177,10 @@ def test_train_without_data_or_dev(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "does not exist; name a folder" in refuse(capsys, "train", tmp_path / "absent", "--run", run)
     few = write_pairs(tmp_path / "text", "few", sentences(5), upper)
     assert "too few" in succeed_with_notes(capsys, "prepare", tmp_path / "data", *SIDES, "--train", *few)
+    told = succeed(capsys, "prepare", tmp_path / "data", *SIDES, "--train", *few, "--overwrite")
+    assert "Training needs a dev set; prepare again with --dev dev.aa dev.bb" in told and "Next:" not in told
+    one = write_pairs(tmp_path / "text", "one", sentences(1), upper)
+    assert "1 training pair read" in succeed(capsys, "prepare", tmp_path / "one", *SIDES, "--train", *one)
     assert "has no dev set" in refuse(capsys, "train", tmp_path / "data", "--run", run)
     assert not run.exists()
 
@@ -193,7 +197,7 @@ def test_a_run_folder_in_use(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp
         with alone_in(run):
             told = refuse(capsys, "train", tiny.data, "--run", run, *more)
         assert told == f"qknorm: another training is at work in {run}; wait for it, stop it, or name another --run"
-    assert not list((tmp_path / "new").iterdir())
+    assert not (tmp_path / "new").exists()
 
 
 def test_run_folder_exists(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Path) -> None:
@@ -216,7 +220,9 @@ def test_resume_mistakes(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_pat
     assert f"trained on other data than {tmp_path / 'other'}" in told
     words = ("train", tiny.data, "--run", tiny.run, "--config", tiny.config, "--resume", "--device", "cpu")
     told = refuse(capsys, *words, "--training.max-steps", "50")
-    assert "training.max_steps would be another; leave them all out" in told
+    assert f"training.max_steps would be another; leave them out, or set max_steps in {tiny.run}" in told
+    told = refuse(capsys, "train", tiny.data, "--run", tiny.run, "--resume", "--training.seed", "7")
+    assert "by those given training.seed would be another" in told, "not what the default preset has otherwise"
     assert "reached training.max_steps (20)" in succeed(capsys, *words)
 
 
@@ -239,6 +245,12 @@ def test_vocabulary_that_does_not_match(capsys: pytest.CaptureFixture[str], tmp_
     told = refuse(capsys, "translate", copied, "--device", "cpu")
     assert "tokenizer.json has" in told
     assert "restore the tokenizer" in told
+
+
+def test_a_vocabulary_that_is_gone(capsys: pytest.CaptureFixture[str], tiny: Tiny, copied: Path) -> None:
+    (copied / "tokenizer.json").unlink()
+    told = refuse(capsys, "translate", copied, "--device", "cpu")
+    assert told.endswith(f"; copy it from the prepared folder {tiny.data}")
 
 
 def test_weights_of_another_model(capsys: pytest.CaptureFixture[str], tiny: Tiny, copied: Path) -> None:
@@ -325,7 +337,7 @@ def assert_one_sentence(done: "subprocess.CompletedProcess[str]", part: str) -> 
 
 
 @pytest.mark.slow
-def test_full_disk(tiny: Tiny, tmp_path: Path) -> None:
+def test_full_disk(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "text", "train", sentences(400), upper)
     (tmp_path / "out").mkdir()
     done = with_small_files(4_000, "prepare", tmp_path / "out" / "data", *SIDES, "--train", *pairs)
@@ -338,7 +350,7 @@ def test_full_disk(tiny: Tiny, tmp_path: Path) -> None:
         with_small_files(20_000, "train", tiny.data, "--run", run, *words), "cannot write the checkpoint"
     )
     assert [path.name for path in (run / "checkpoints").iterdir()] == []
-    call("train", tiny.data, "--run", run, "--resume", "--device", "cpu")
+    succeed(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
     last = "checkpoints/step-00000020/model.safetensors"
     assert (run / last).read_bytes() == (tiny.run / last).read_bytes()
 

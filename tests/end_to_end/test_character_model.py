@@ -72,6 +72,18 @@ def test_writing_repeats_with_its_seed(run: Path, capsys: pytest.CaptureFixture[
     assert len(succeed(capsys, *words, "--top-k", 2, "--top-p", 0.5, "--checkpoint", "last")) == len(first)
 
 
+def test_the_mean_of_checkpoints_writes(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {row["step"]: row["dev_loss"] for row in metrics(run) if row["kind"] == "evaluation"}
+    best = min((8, 12), key=losses.__getitem__)  # it keeps two
+    mean = tmp_path / "mean.safetensors"
+    told = succeed(capsys, "average", run, "--best", 1, "--out", mean)
+    assert told == f"{mean}: the mean of steps {best}\n"
+    by_mean, by_step = (
+        succeed(capsys, "generate", run, "--checkpoint", which, "--device", "cpu") for which in (mean, best)
+    )
+    assert by_mean == by_step
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -89,7 +101,7 @@ def test_bad_wishes(words: list[str], complaint: str, run: Path, capsys: pytest.
 
 
 def test_each_verb_says_which_runs_are_not_for_it(run: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    for verb in ("translate", "score", "average"):
+    for verb in ("translate", "score"):
         told = refuse(capsys, verb, run)
         assert f"{run} is a language model and does not translate; write text with qknorm generate" in told
     told = refuse(capsys, "generate", tiny.run)

@@ -1,7 +1,7 @@
 """`qknorm study paper` itself, its trainings made tiny and done in this process."""
 
 import pytest
-from paper_cases import GridInThisProcess, prepare_copy, tiny
+from paper_cases import GridInThisProcess, finish, prepare_copy, tiny
 
 from qknorm import files
 from qknorm.cli import grid_display, study_paper
@@ -9,7 +9,7 @@ from qknorm.cli.main import main
 from qknorm.cli.study import run
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import take
-from qknorm.studies.grid.jobs import look
+from qknorm.studies.grid.jobs import look, write_failure
 from qknorm.studies.paper import plan as planning
 from qknorm.studies.recipes import change
 from qknorm.text.prepared import PreparedData
@@ -57,6 +57,39 @@ def test_a_report_without_training(here, tmp_path, capsys):
     told = capsys.readouterr()
     assert "not run yet 1" in told.out and "Not finished: 3 of 4 runs" in told.out
     assert "the figures need both systems of Table 2" in told.err
+
+
+def test_a_run_that_failed_is_told_by_the_exit_status_too(here, data, tmp_path, monkeypatch, capsys):
+    def fail_the_first(self):
+        finish(self._jobs[1], data, wrong=2)
+        write_failure(self._jobs[0].folder, "the disk is full")
+        return True
+
+    monkeypatch.setattr(study_paper, "LocalGrid", type("Failing", (GridInThisProcess,), {"run": fail_the_first}))
+    words = ["paper", "--quick", "--seeds", "1", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as end:
+        run(words)
+    told = capsys.readouterr()
+    assert end.value.code == 1 and "seed 0 failed: the disk is full; see " in told.err
+    assert "The page: " in told.out and "Not finished: 1 of 2 runs" in told.out
+    run([*words, "--report"])  # which has nothing to fail
+
+
+def test_while_nothing_is_finished_an_earlier_page_stays(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_paper.LocalGrid, "run", lambda self: False)
+    files.write_text(tmp_path / "report.md", "of an earlier study\n")
+    run(["paper", "--quick", "--figure", "1", "--out", str(tmp_path)])
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "of an earlier study\n"
+    assert f"{tmp_path} has no finished run of what is asked for yet" in capsys.readouterr().err
+
+
+def test_a_report_of_a_quick_study_names_quick(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    files.write_text(tmp_path / "s" / "runs" / "0-0" / "result.json", "{}")
+    files.write_text(tmp_path / "s" / "data" / "prepared.json", "{}")
+    with pytest.raises(InputError, match=r"^--report: s holds a quick study; add --quick$"):
+        run(["paper", "--report", "--out", "s"])
+    assert "not here" not in capsys.readouterr().err  # what to download is beside the point
 
 
 def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path, monkeypatch):

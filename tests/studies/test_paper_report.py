@@ -6,7 +6,7 @@ from paper_cases import finish, prepare_copy
 from qknorm.studies.grid.jobs import Result
 from qknorm.studies.paper.experiments import BEYOND, TABLES
 from qknorm.studies.paper.plan import make_plan
-from qknorm.studies.paper.report import CSV_COLUMNS, write_report
+from qknorm.studies.paper.report import CSV_COLUMNS, Extras, write_report
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,19 @@ def test_what_diverged_is_not_told_as_not_run(folder, tmp_path):
     summary = write_report(plan, tmp_path, "command").summary
     assert "Table 6, 1 comparison of the paper: diverged 1." in summary
     assert "gl→en, RMSNorm on queries and keys: diverged." in summary
+
+
+def test_the_quick_form_has_no_p_and_no_verdict(folder, tmp_path):
+    """Its models are too small to say anything, and whoever skims the page reads the outcome alone."""
+    plan = make_plan([TABLES["2"]], tmp_path, folder, pair="gl-en")
+    for each in plan.planned:
+        finish(each.job, each.data, wrong=0 if each.system.name == "baseline" else 8)
+    assert "reversed 1." in write_report(plan, tmp_path, "command").summary[0]
+    written = write_report(plan, tmp_path, "command", Extras(quick=True))
+    rows, _ = cells(written, "Table 2")
+    assert [(row["p"], row["outcome"]) for row in rows] == [("–", ""), ("–", "too small to say")]
+    assert float(rows[1]["difference"]) < 0
+    assert "Table 2, 1 comparison of the paper: too small to say 1." in written.summary
 
 
 def test_a_report_of_nothing_is_a_report(folder, tmp_path):

@@ -43,6 +43,21 @@ def test_a_page_has_everything_in_both_forms(tmp_path):
     assert 'src="pictures/one.png" alt="a picture"' in html and "<h2>How</h2>" in html
 
 
+def test_bold_words_of_a_list_are_bold_in_both_forms(tmp_path):
+    written = Page("T", ("so? **<No>**: 2 * 3",), ()).write(tmp_path)
+    markdown, html = (path.read_text(encoding="utf-8") for path in written)
+    assert "- so? **<No>**: 2 * 3\n" in markdown
+    assert "<li>so? <strong>&lt;No&gt;</strong>: 2 * 3</li>" in html
+
+
+def test_a_long_word_of_a_list_does_not_widen_the_page_of_a_telephone(browser, tmp_path):
+    Page("T", ("x" * 40,), (), sections={"How": (f"Commits: {'0123456789' * 9}",)}).write(tmp_path)
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.close()
+
+
 def test_csv_fills_what_is_missing_and_refuses_what_is_unknown(tmp_path):
     path = tmp_path / "r.csv"
     write_csv(path, ("a", "b"), [{"a": 'x,"y"'}, {"a": 1, "b": "z\nw"}])

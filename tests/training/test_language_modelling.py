@@ -252,6 +252,7 @@ def test_too_little_text_is_told(content: str, training: dict[str, Any], complai
     (tmp_path / "short.txt").write_text(content)
     with pytest.raises(InputError, match=complaint):
         fit(tmp_path / "short.txt", tmp_path / "run", **training)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_no_number_names_the_first_bad_part(text: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Arguments:
     last: int | None = None
     """Take the last so many checkpoints."""
     best: int | None = None
-    """Take the so many with the best dev BLEU among those kept."""
+    """Take the so many with the best dev BLEU, or lowest loss of a language model, among those kept."""
     out: Path | None = None
     """File to write; averaged.safetensors in the run folder if not given."""
 

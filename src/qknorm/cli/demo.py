@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import tyro
 from rich.markup import escape
 from rich.table import Table
@@ -18,17 +18,16 @@ from qknorm import files
 from qknorm.cli.display import console, progress_bar, suggest
 from qknorm.cli.prepare import show as show_preparation
 from qknorm.config import Prepare, Subwords, Train
-from qknorm.decoding.alignment import cross_attention_weights
-from qknorm.decoding.translate import TextTranslator
 from qknorm.errors import InputError
-from qknorm.inspection.figures import draw_attention, label_tokens
-from qknorm.scoring import score
 from qknorm.studies.recipes import demo as recipe
 from qknorm.text.demo_corpus import demo_splits
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
-from qknorm.training.fit import train
-from qknorm.training.run_folder import load, read_run
+
+if TYPE_CHECKING:  # these import PyTorch, which help does without; so do those that functions import below
+    from torch import Tensor
+
+    from qknorm.decoding.translate import TextTranslator
 
 MERGES = 3_000
 MARKER = "demo.json"
@@ -58,6 +57,9 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, makes the corpus, trains, and shows scores, translations, scales, pictures and the next commands."""
     arguments = tyro.cli(Arguments, args=words, prog="qknorm demo")
+    from qknorm.training.fit import train
+    from qknorm.training.run_folder import load, read_run
+
     started = time.monotonic()
     settings = _settings(arguments.steps)
     out: Path = arguments.out
@@ -159,7 +161,7 @@ def _write_corpus(out: Path) -> Prepare:
 # ------------------------------------------------------------------ what was learned
 
 
-def _translate(translator: TextTranslator, data: PreparedData) -> dict[str, list[Translated]]:
+def _translate(translator: "TextTranslator", data: PreparedData) -> dict[str, list[Translated]]:
     translated = {}
     for name in ("dev", "test"):
         split = data.split(name)
@@ -171,6 +173,8 @@ def _translate(translator: TextTranslator, data: PreparedData) -> dict[str, list
 
 
 def _show_scores(splits: dict[str, list[Translated]], language: str) -> None:
+    from qknorm.scoring import score
+
     table = Table("split", "sentences", "exact", "BLEU", "chrF", title="Scores")
     signatures: dict[str, str] = {}
     for name, each in splits.items():
@@ -195,7 +199,7 @@ def _show_translations(translated: Sequence[Translated]) -> None:
     console.print(table)
 
 
-def _show_scales(translator: TextTranslator, start: float | None) -> None:
+def _show_scales(translator: "TextTranslator", start: float | None) -> None:
     """g of every attention, a row a layer; all started from the same value."""
     by_place: dict[str, dict[str, float]] = {}
     for name, scale in translator.model.scales().items():
@@ -208,8 +212,11 @@ def _show_scales(translator: TextTranslator, start: float | None) -> None:
     console.print(table)
 
 
-def _draw(translator: TextTranslator, translated: Sequence[Translated], path: Path) -> None:
+def _draw(translator: "TextTranslator", translated: Sequence[Translated], path: Path) -> None:
     """Cross-attention of the last layer over the clearest of some short, right translations that reorder words."""
+    from qknorm.decoding.alignment import cross_attention_weights
+    from qknorm.inspection.figures import draw_attention, label_tokens
+
     tokenizer = translator.tokenizer
     exact = [one for one in translated if one.exact] or [one for one in translated if one.translation] or translated
     short = [one for one in exact if len(tokenizer.encode(one.source)) <= LONGEST_DRAWN] or exact
@@ -225,13 +232,13 @@ def _draw(translator: TextTranslator, translated: Sequence[Translated], path: Pa
     draw_attention(weights.cpu().numpy(), names[0], names[1], path, title=title)
 
 
-def _crossings(weights: torch.Tensor) -> int:
+def _crossings(weights: "Tensor") -> int:
     """How many pairs of target tokens look, on the mean of heads, to source tokens that stand the other way round."""
     places = weights.mean(dim=0).argmax(dim=-1).tolist()
     return sum(first > second for first, second in combinations(places, 2))
 
 
-def _clarity(weights: torch.Tensor) -> float:
+def _clarity(weights: "Tensor") -> float:
     """The mean, over target tokens, of the largest weight on the mean of heads."""
     return float(weights.mean(dim=0).amax(dim=-1).mean())
 

@@ -46,7 +46,7 @@ class Arguments:
     samples: int = 1
     """How many texts to write, one after another."""
     checkpoint: str = "best"
-    """best, last, or a step."""
+    """best, last, a step, or a .safetensors file that `qknorm average` wrote."""
     device: str | None = None
     """cpu or cuda; a GPU where there is one if not given."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from qknorm.cli.display import console, errors
+from qknorm.cli.display import console, errors, warn
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import RESULT, Job, View, look, read_result
 from qknorm.studies.grid.local import OnChange
@@ -55,7 +55,7 @@ def require_finished(runs: Path, command: Sequence[str], jobs: Sequence[Job] | N
     Without jobs, before they are planned, it goes by what is in the folder of runs.
     """
     some = any(runs.glob(f"*/{RESULT}"))
-    if some and (jobs is None or any(read_result(job.folder) is not None for job in jobs)):
+    if some and (jobs is None or some_finished(jobs)):
         return
     words = shlex.join(word for word in command if word != "--report")
     if not some:
@@ -64,6 +64,24 @@ def require_finished(runs: Path, command: Sequence[str], jobs: Sequence[Job] | N
         f"--report: what is finished in {runs} is of other settings, data or code than asked for; run it first: "
         f"{words}, or add --any-code if only the code has changed"
     )
+
+
+def some_finished(jobs: Sequence[Job]) -> bool:
+    """Whether there is anything to report of."""
+    return any(read_result(job.folder) is not None for job in jobs)
+
+
+def tell_failures(jobs: Sequence[Job]) -> bool:
+    """Names every job that failed, with its reason; whether there is one."""
+    failed = [view for view in map(look, jobs) if view.state == "failed"]
+    for view in failed:
+        warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
+    return bool(failed)
+
+
+def tell_page(markdown: Path, html: Path) -> None:
+    """Where the page of a study is, in both forms."""
+    console.print(Text.assemble("The page: ", (str(markdown), "bold"), " and ", (str(html), "bold")), soft_wrap=True)
 
 
 def describe(view: View) -> str:

@@ -2,10 +2,12 @@
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
+from qknorm import files
 from qknorm.errors import InputError
 from qknorm.version import __version__
 
@@ -27,6 +29,8 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one verb; exits with 0, with 2 for bad input, with 1 for other failures, with 130 when interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log without our arrows; standard error never refuses
+        sys.stdout.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
@@ -42,16 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     try:
         importlib.import_module(f"qknorm.cli.{verb}").run(rest)
+        print(end="", flush=True)  # a disk that is full shows here, not when Python ends
     except InputError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has left
+        _discard_output()  # whoever read it has left
         raise SystemExit(1) from None
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}", 1)
+        _fail(_explain(error), 1)
     except Exception as error:
         # a type of PyTorch's, which not every verb imports; its libraries also say it in other errors
         if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
@@ -66,6 +70,22 @@ def _overview() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {verb:{width}}  {what}" for verb, what in VERBS.items()]
     return "\n".join(["usage: qknorm VERB …", "", *lines, "", "qknorm VERB --help says more, with an example."])
+
+
+def _explain(error: OSError) -> str:
+    """What failed, where, and the way out of a full disk."""
+    where = error.filename
+    try:
+        print(end="", flush=True)
+    except OSError:  # what could not be written waits there still
+        _discard_output()
+        where = where or "standard output"
+    told = f"{where}: {error.strerror or error}" if where else f"{error.strerror or error}"
+    return f"{told}; make room or name another place" if error.errno in files.NO_ROOM else told
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str, status: int) -> None:

@@ -77,7 +77,7 @@ def run(words: Sequence[str]) -> None:
     with progress_bar() as progress:
         report = score_report(systems, references, options, reference_names=names, progress=progress)
     if arguments.json:
-        print(json.dumps(asdict(report), ensure_ascii=False, indent=2))
+        print(json.dumps(asdict(report), indent=2))
     else:
         show(report)
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text as Words
 
 from qknorm.cli.display import console, errors, parse, suggest, warn
-from qknorm.cli.grid_display import draw_table
+from qknorm.cli.grid_display import draw_table, tell_page
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
 from qknorm.models.fused_run import kernels_apply
@@ -37,7 +37,7 @@ from qknorm.studies.lp.design import (
 )
 from qknorm.studies.lp.folds import make_folds
 from qknorm.studies.lp.records import About, StudyFolder, read_about
-from qknorm.studies.lp.report import CURVES, MILLISECONDS, NOTHING, SKIPPED, Report, write_report
+from qknorm.studies.lp.report import MILLISECONDS, NOTHING, SKIPPED, Report, write_report
 from qknorm.studies.lp.side_by_side import STREAMS
 from qknorm.studies.lp.stack import Layers
 from qknorm.studies.lp.training import Execution
@@ -45,7 +45,6 @@ from qknorm.studies.lp.work import News, OnNews, Plan, run_missing
 from qknorm.studies.tables import Table
 
 GPU_STACK = 3
-WORDS = frozenset({"arm", "outcome"})
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Arguments:
     """
 
     out: Path = Path("out/lp")
-    """Folder of the study: a file for every finished run, the tables, pictures and the page report.md."""
+    """Folder of the study: a file for every finished run, tables (report.md, report.html), pictures, curves.csv."""
     quick: bool = False
     """A small version, for two CPU cores and five minutes: a small model, three folds, three values of p."""
     text: Path | None = None
@@ -109,7 +108,12 @@ def run(words: Sequence[str]) -> None:
             raise InputError(f"--report: nothing is finished in {folder.path}; run it first: {again}")
         _show(write_report(folder, []), folder)
         return
-    folder, runs, left = _train(arguments)
+    try:
+        folder, runs, left = _train(arguments)
+    except KeyboardInterrupt:
+        warn("stopped; every run that ended is kept, and the same command goes on with the others")
+        suggest("Go on", "qknorm", "study", "lp", *words)
+        raise SystemExit(130) from None
     report = write_report(folder, folder.missing(runs))
     _show(report, folder)
     if left:
@@ -165,7 +169,7 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
     if not missing:
         return folder, runs, []
     started = time.monotonic()
-    with _progress(len(runs), len(runs) - len(missing)) as on_news:
+    with folder.claim(), _progress(len(runs), len(runs) - len(missing)) as on_news:
         left = run_missing(folder, runs, text, execution, plan, on_news)
     console.print(f"{len(missing) - len(left)} runs in {time.monotonic() - started:,.0f} s")
     return folder, runs, left
@@ -254,11 +258,10 @@ def _show(report: Report | None, folder: StudyFolder) -> None:
         warn(f"{folder.path} has no finished run yet")
         return
     for table in report.tables:
-        shown = Table(table.title, table.columns, table.rows, WORDS)
-        console.print(draw_table(shown, () if _some_skipped(shown) else (SKIPPED,), (MILLISECONDS,)))
+        console.print(draw_table(table, () if _some_skipped(table) else (SKIPPED,), (MILLISECONDS,)))
     for verdict in report.verdicts:
         console.print(Words.assemble(f"{verdict.question} ", (verdict.answer, "bold"), f": {verdict.because}"))
     console.print()
-    for what, path in report.pictures.items():
+    for what, path in {**report.pictures, "Every evaluation": report.curves}.items():
         console.print(Words.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
-    console.print(Words.assemble("The page: ", (str(report.page), "bold"), f", with {CURVES}"), soft_wrap=True)
+    tell_page(report.markdown, report.html)

@@ -10,11 +10,18 @@ from rich.markup import escape
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow, require_finished
+from qknorm.cli.grid_display import (
+    draw_table,
+    follow,
+    require_finished,
+    some_finished,
+    tell_failures,
+    tell_page,
+)
 from qknorm.cli.study_paper_figures import look_inside
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
-from qknorm.studies.grid.jobs import look, unfinished
+from qknorm.studies.grid.jobs import unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.paper.experiments import (
     BEYOND,
@@ -26,9 +33,11 @@ from qknorm.studies.paper.experiments import (
 )
 from qknorm.studies.paper.plan import RUNS, Plan, make_plan
 from qknorm.studies.paper.report import Extras, Written, write_report
+from qknorm.text.prepared import MANIFEST
 
 QUICK_PAIR, QUICK_MERGES, QUICK_SEEDS = "gl-en", 1_000, 2
 QUICK_TEST = 150
+QUICK_DATA = "data"
 LEFT_TO_THE_PAGE = frozenset({"settings", "paper's difference", "dev BLEU", "minutes a run", "effective keys"})
 
 End = Literal["done", "interrupted", "time is up"]
@@ -107,6 +116,8 @@ def run(words: Sequence[str]) -> None:
         quick=arguments.quick,
         any_code=arguments.any_code,
     )
+    if arguments.report:
+        _require_quick(arguments, plan)
     for each in plan.missing:
         warn(f"the data of {each.pair} are not here; bring them with {' && '.join(each.commands)}")
     if not plan.planned:
@@ -114,13 +125,18 @@ def run(words: Sequence[str]) -> None:
     if arguments.report:
         require_finished(arguments.out / RUNS, words, plan.jobs)
     end: End = "done" if arguments.report else _work(arguments, plan)
-    extras = look_inside(plan, arguments.figure, arguments.out, arguments.device, arguments.quick)
-    _show(write_report(plan, arguments.out, shlex.join(words), extras), extras)
-    _show_failures(plan)
+    if some_finished(plan.jobs):
+        extras = look_inside(plan, arguments.figure, arguments.out, arguments.device, arguments.quick)
+        _show(write_report(plan, arguments.out, shlex.join(words), extras), extras)
+    else:
+        warn(f"{arguments.out} has no finished run of what is asked for yet")
+    failed = tell_failures(plan.jobs)
     if end != "done":
         suggest("Go on", *words)
     if end == "interrupted":
         raise SystemExit(130)
+    if failed and not arguments.report:
+        raise SystemExit(1)
 
 
 def _parse(words: list[str]) -> Arguments:
@@ -128,7 +144,7 @@ def _parse(words: list[str]) -> Arguments:
     defaults = Arguments()
     if "--quick" in words:
         out = Path("out/paper-quick")
-        defaults = Arguments(out=out, pair=QUICK_PAIR, seeds=QUICK_SEEDS, data=out / "data", device="cpu")
+        defaults = Arguments(out=out, pair=QUICK_PAIR, seeds=QUICK_SEEDS, data=out / QUICK_DATA, device="cpu")
     parsed: Arguments = parse(Arguments, words, "study paper", default=defaults)
     if parsed.parallel is not None and parsed.parallel < 1:
         raise InputError(f"--parallel is {parsed.parallel}; give 1 or more")
@@ -137,7 +153,7 @@ def _parse(words: list[str]) -> Arguments:
     if parsed.quick:
         if parsed.data != defaults.data or parsed.pair != QUICK_PAIR:
             raise InputError("--quick has data of its own; leave out --data and --pair")
-        return replace(parsed, data=parsed.out / "data")
+        return replace(parsed, data=parsed.out / QUICK_DATA)
     return parsed
 
 
@@ -152,6 +168,13 @@ def _experiments(arguments: Arguments) -> list[Experiment]:
     chosen = [find_experiment(name) for name in EXPERIMENTS if name in wanted]
     check_systems(arguments.systems, chosen)
     return [kept for each in chosen if (kept := each.choose(arguments.systems)).systems]
+
+
+def _require_quick(arguments: Arguments, plan: Plan) -> None:
+    """Refuses a report without --quick of a folder whose runs are those of a quick study."""
+    quick = (arguments.out / QUICK_DATA / MANIFEST).is_file()
+    if quick and not arguments.quick and not some_finished(plan.jobs):
+        raise InputError(f"--report: {arguments.out} holds a quick study; add --quick")
 
 
 def _prepare_demo(folder: Path) -> None:
@@ -201,13 +224,4 @@ def _show(written: Written, extras: Extras) -> None:
         console.print(Text(line), soft_wrap=True)
     for what, path in {**extras.pictures, "Every run": written.results}.items():
         console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
-    console.print(
-        Text.assemble("The page: ", (str(written.markdown), "bold"), " and ", (str(written.html), "bold")),
-        soft_wrap=True,
-    )
-
-
-def _show_failures(plan: Plan) -> None:
-    for view in map(look, plan.jobs):
-        if view.state == "failed":
-            warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
+    tell_page(written.markdown, written.html)

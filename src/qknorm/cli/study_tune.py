@@ -9,21 +9,28 @@ from pathlib import Path
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow, require_finished
+from qknorm.cli.grid_display import (
+    draw_table,
+    follow,
+    require_finished,
+    some_finished,
+    tell_failures,
+    tell_page,
+)
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
-from qknorm.studies.grid.jobs import Job, look, unfinished
+from qknorm.studies.grid.jobs import Job, unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, preset
 from qknorm.studies.tune.candidates import QUICK, check_factors
-from qknorm.studies.tune.data import DataByMerges
+from qknorm.studies.tune.data import DataByMerges, keep_text, require_same_text
 from qknorm.studies.tune.report import Written, write_report
 from qknorm.studies.tune.search import RUNS, START_SEEDS, Search, Trial
 from qknorm.studies.tune.testing import jobs_to_repeat, translate_test
-from qknorm.text.prepared import PreparedData
+from qknorm.text.prepared import MANIFEST, PreparedData
 
 AVERAGES = (3, 6)
 QUICK_AVERAGES, QUICK_MERGES, QUICK_HELD_OUT, QUICK_STEPS = (2,), 2_000, 60, 60
@@ -96,20 +103,23 @@ def run(words: Sequence[str]) -> None:
     if arguments.report:
         require_finished(arguments.out / RUNS, words)
     search = _search(arguments)
-    work = _Work(arguments)
+    work = _Work(arguments, search.data.base)
     done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
     if arguments.report:
         require_finished(arguments.out / RUNS, words, work.jobs)
-    _show(write_report(search, shlex.join(words)))
-    for view in map(look, work.jobs):
-        if view.state == "failed":
-            warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
+    if some_finished(work.jobs):
+        _show(write_report(search, shlex.join(words)))
+    else:
+        warn(f"{arguments.out} has no finished run of what is asked for yet")
+    failed = tell_failures(work.jobs)
     if not done and not arguments.report:
         suggest("Go on", *words)
     if work.interrupted:
         raise SystemExit(130)
+    if failed and not arguments.report:
+        raise SystemExit(1)
 
 
 def _stages(search: Search) -> Iterator[list[Trial]]:
@@ -154,13 +164,12 @@ def _check(parsed: Arguments) -> Arguments:
             max_steps=parsed.max_steps or QUICK_STEPS,
             against=parsed.against or "paper-qknorm-gl-en",
         )
-    if parsed.data is None:
-        raise InputError("give the text to search on: --data, a folder that qknorm prepare wrote")
     return parsed
 
 
 def _search(arguments: Arguments) -> Search:
     base = _open(arguments)
+    require_same_text(base, arguments.out)
     data = DataByMerges(base, arguments.out / DATA)
     if arguments.test:
         base.split("test")  # told now, if there is none, and not after hours
@@ -194,6 +203,10 @@ def _open(arguments: Arguments) -> PreparedData:
     if arguments.data is not None:
         return PreparedData.load(arguments.data)
     demo = arguments.out / DATA / "demo"
+    if not arguments.quick:
+        if (demo / MANIFEST).is_file():
+            raise InputError(f"{arguments.out} holds a quick study; add --quick, or give --data and another --out")
+        raise InputError("give the text to search on: --data, a folder that qknorm prepare wrote")
     with progress_bar() as progress:
         prepare_demo(demo, QUICK_MERGES, QUICK_HELD_OUT, progress)
     return PreparedData.load(demo)
@@ -209,8 +222,8 @@ def _translator(name: str) -> Train:
 class _Work:
     """Does one stage after another until the time of them all is up."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Arguments, text: PreparedData) -> None:
+        self._arguments, self._text = arguments, text
         minutes = arguments.max_minutes
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self.interrupted = False
@@ -225,6 +238,7 @@ class _Work:
         if not left or self._arguments.report:
             return not left
         slots = make_slots(self._arguments.parallel, self._arguments.device)
+        keep_text(self._text, self._arguments.out)  # not before: what cannot be begun is to hold no folder
         minutes = None if self._end is None else max(0.0, self._end - time.monotonic()) / 60
         try:
             with follow(jobs) as show:
@@ -244,4 +258,4 @@ def _show(written: Written) -> None:
     for line in written.summary:
         console.print(Text(line), soft_wrap=True)
     console.print(Text.assemble("Every run: ", (str(written.results), "bold")), soft_wrap=True)
-    console.print(Text.assemble("The page: ", (str(written.markdown), "bold")), soft_wrap=True)
+    tell_page(written.markdown, written.html)

@@ -96,17 +96,16 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
-    from qknorm.inspection.observer import AttentionObserver
+    arguments = _parse(list(words))
+    from qknorm.inspection.observer import AttentionObserver  # these import PyTorch, which help does without
     from qknorm.training.fit import train
 
-    arguments = _parse(list(words))
-    as_it_was = arguments.resume and arguments.settings == preset(type(arguments).preset)
     if isinstance(arguments, Arguments) and arguments.export_to is not None:
         _check_export(arguments, arguments.export_to)
     outcome = train(
         arguments.data,
         arguments.run,
-        None if as_it_was else arguments.settings,
+        arguments.settings,
         resume=arguments.resume,
         device=arguments.device,
         quiet=arguments.quiet,
@@ -167,12 +166,28 @@ def _parse(words: list[str]) -> AnyArguments:
         kind = LanguageModelArguments  # the file may be missing: `train` says so
     if text is not None and isinstance(base, Train):
         raise InputError(f"{text} is a text file, and {name} a preset for prepared folders; use character-lm")
+    if name is None:
+        base = _own_settings(words, kind) or base
     if config is not None:
         base = _read(Path(config), base)
     unset: dict[str, Any] = {"data": tyro.MISSING, "run": tyro.MISSING}
     defaults = kind(**unset, preset=name or kind.preset, settings=base)  # type: ignore[arg-type]
     parsed: AnyArguments = parse(kind, words, "train", default=defaults)
     return parsed
+
+
+def _own_settings(words: list[str], kind: type[AnyArguments]) -> AnyTrain | None:
+    """The settings of the run that is to go on; None where there is none of this kind, which `train` tells of."""
+    run = _value_of(words, "--run") or _value_of(words, "--run-folder")
+    if "--resume" not in words or run is None:
+        return None
+    from qknorm.training.language_run import read_language_run
+    from qknorm.training.run_folder import read_run
+
+    try:
+        return read_language_run(Path(run))[0] if kind is LanguageModelArguments else read_run(Path(run))[0]
+    except InputError:
+        return None
 
 
 def _read(path: Path, base: AnyTrain) -> AnyTrain:

@@ -20,7 +20,8 @@ th.words, td.words { text-align: left }
 td.words { white-space: normal }
 div.wide { overflow-x: auto }
 code { background: #f3f3f3; padding: 0.1rem 0.3rem }
-p.note { color: #555; font-size: 0.85rem; overflow-wrap: anywhere }
+li, p.note { overflow-wrap: anywhere }
+p.note { color: #555; font-size: 0.85rem }
 img { max-width: 100% }
 @media (prefers-color-scheme: dark) {
   body { background: #1b1b1b; color: #ddd } th, td { border-color: #444 } code { background: #2c2c2c }
@@ -126,6 +127,7 @@ def _beside(path: Path, folder: Path) -> str:
 
 
 def _html_list(lines: Sequence[str]) -> str:
-    """Lines of Markdown prose, of which `code` alone is given its form."""
-    items = [re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(line)) for line in lines]
+    """Lines of Markdown prose, of which `code` and **bold** alone are given their form."""
+    coded = [re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(line)) for line in lines]
+    items = [re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", line) for line in coded]
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"

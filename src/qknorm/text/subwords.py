@@ -125,20 +125,18 @@ class Tokenizer:
         files.write_text(path, self._backend.to_str(pretty=True) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Reads what `save` wrote; refuses anything else."""
+    def load(cls, path: Path, way_out: str = "run qknorm prepare again") -> "Tokenizer":
+        """Reads what `save` wrote; refuses anything else, and says the way out."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}); run qknorm prepare again") from None
+            raise InputError(f"{path} cannot be read ({error.strerror}); {way_out}") from None
         except (ValueError, RecursionError):
-            raise InputError(f"{path} is damaged: it is no JSON; run qknorm prepare again") from None
+            raise InputError(f"{path} is damaged: it is no JSON; {way_out}") from None
         try:
             return cls(*_check(content))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{path} is damaged or no tokenizer of qknorm ({error}); run qknorm prepare again"
-            ) from None
+            raise InputError(f"{path} is damaged or no tokenizer of qknorm ({error}); {way_out}") from None
 
     def _forget(self) -> None:
         self._chunks: dict[str, Chunk] = {}

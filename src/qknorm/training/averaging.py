@@ -1,11 +1,12 @@
 """The mean of several checkpoints of a run, as a file of weights."""
 
+import math
 from pathlib import Path
 
 from qknorm.errors import InputError
 from qknorm.training.checkpoint import average_checkpoints, list_steps, save_weights
-from qknorm.training.metrics import read_metrics
-from qknorm.training.run_folder import read_run
+from qknorm.training.metrics import BLEU, NATS, Measure, read_metrics
+from qknorm.training.run_folder import LANGUAGE_MODEL, task_of
 
 
 def average(
@@ -16,15 +17,14 @@ def average(
     `load(run, checkpoint=file)` uses it. Without a number all checkpoints that the run keeps are averaged.
     """
     run = Path(run)
-    read_run(run)
-    steps = choose_steps(run, last, best)
+    steps = choose_steps(run, last, best, NATS if task_of(run) == LANGUAGE_MODEL else BLEU)
     path = run / "averaged.safetensors" if out is None else Path(out)
     save_weights(path, average_checkpoints(run, steps), {"steps": " ".join(map(str, steps))})
     return path, steps
 
 
-def choose_steps(run: Path, last: int | None, best: int | None) -> list[int]:
-    """The checkpoints asked for; all that are kept if nothing is said."""
+def choose_steps(run: Path, last: int | None, best: int | None, measure: Measure) -> list[int]:
+    """The checkpoints asked for, the best by `measure`; all that are kept if nothing is said."""
     steps = list_steps(run)
     if last is not None and best is not None:
         raise InputError("give --last or --best, not both")
@@ -36,6 +36,7 @@ def choose_steps(run: Path, last: int | None, best: int | None) -> list[int]:
     if count > len(steps):
         raise InputError(f"{run} keeps {len(steps)} checkpoints, not {count}; train with a larger --training.keep")
     if best:
-        bleu = {row["step"]: row["dev_bleu"] for row in read_metrics(run) if row["kind"] == "evaluation"}
-        steps = sorted(sorted(steps, key=lambda step: -(bleu.get(step) or 0.0))[:count])
+        found = {row["step"]: row[measure.field] for row in read_metrics(run) if row["kind"] == "evaluation"}
+        scores = {step: measure.score(value) for step, value in found.items() if value is not None}
+        steps = sorted(sorted(steps, key=lambda step: -scores.get(step, -math.inf))[:count])
     return steps[-count:]

@@ -205,8 +205,8 @@ def _reopen(
     if settings is not None and settings != own:
         name = _first_difference(settings.model_dump(), own.model_dump())
         raise InputError(
-            f"{run} goes on with its own settings, and by the preset and options given {name} would be another; "
-            f"leave them all out, or change {run / SETTINGS}"
+            f"{run} goes on with its own settings, and by those given {name} would be another; leave them out, or "
+            f"set {name.rpartition('.')[-1]} in {run / SETTINGS}"
         )
     if facts.fingerprint != opened.fingerprint:
         raise InputError(

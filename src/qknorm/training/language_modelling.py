@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from qknorm.config import TrainLanguageModel
-from qknorm.errors import InputError
 from qknorm.models.language_model import LanguageModel
 from qknorm.text.characters import CharacterText
-from qknorm.training.language_run import LanguageModelAbout, build_language_model
+from qknorm.training.language_run import LanguageModelAbout, build_language_model, split_text
 from qknorm.training.metrics import NATS
 from qknorm.training.objective import next_token_loss
 from qknorm.training.step import BatchTensors, Objective
@@ -99,18 +98,7 @@ class LanguageModelTask:
 
     def __init__(self, settings: TrainLanguageModel, about: LanguageModelAbout, text: CharacterText) -> None:
         self._settings, self._about, self._text = settings, about, text
-        self._train, self._dev = text.split(settings.training.held_out)
-        context = settings.model.context
-        if len(self._train) <= context:
-            raise InputError(
-                f"{text.path} leaves {len(self._train):,} characters to train on, too few for a window of "
-                f"{context:,} and the one after it; lower model.context, or give more text"
-            )
-        if len(self._dev) < 2:
-            raise InputError(
-                f"{text.path} leaves {len(self._dev)} characters to evaluate on; raise training.held_out, or give more "
-                f"text"
-            )
+        self._train, self._dev = split_text(text, settings)
         self._model: LanguageModel
 
     def build_model(self, device: torch.device) -> LanguageModel:

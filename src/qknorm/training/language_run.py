@@ -3,6 +3,9 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qknorm.config import TrainLanguageModel
 from qknorm.decoding.generate import TextGenerator
 from qknorm.errors import InputError
@@ -32,8 +35,25 @@ class LanguageModelAbout(Facts):
     """The facts of a language model."""
 
 
+def split_text(text: CharacterText, settings: TrainLanguageModel) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """The ids to train on and those to evaluate on; refuses a text that is too short for either."""
+    train, dev = text.split(settings.training.held_out)
+    context = settings.model.context
+    if len(train) <= context:
+        raise InputError(
+            f"{text.path} leaves {len(train):,} characters to train on, too few for a window of {context:,} and the "
+            f"one after it; lower model.context, or give more text"
+        )
+    if len(dev) < 2:
+        raise InputError(
+            f"{text.path} leaves {len(dev)} characters to evaluate on; raise training.held_out, or give more text"
+        )
+    return train, dev
+
+
 def create_language_run(run: Path, settings: TrainLanguageModel, text: CharacterText) -> LanguageModelAbout:
     """Lays out a new run folder for a language model."""
+    split_text(text, settings)  # what is refused leaves no folder
     about = LanguageModelAbout(
         vocabulary=text.tokenizer.size,
         scale_init=start_of_scale(settings.model, settings.model.context),

@@ -30,13 +30,22 @@ def undisturbed(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def alone_in(run: Path) -> Iterator[None]:
-    """Keeps other trainings out of a run folder until the end, or the death of this process; refuses where one is."""
+    """Keeps other trainings out of a run folder until the end, or the death of this process; refuses where one is.
+
+    A folder made here goes again if nothing came to be in it.
+    """
+    new = not run.exists()
     with suppress(OSError):  # who lays the run out says what is wrong
         run.mkdir(parents=True, exist_ok=True)
     with _locked(run, wait=False) as got:
         if got is False:
             raise InputError(f"another training is at work in {run}; wait for it, stop it, or name another --run")
-        yield
+        try:
+            yield
+        finally:
+            if new:
+                with suppress(OSError):  # it is not empty
+                    run.rmdir()
 
 
 def sweep(folder: Path) -> None:

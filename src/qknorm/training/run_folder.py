@@ -217,7 +217,7 @@ def load(
     settings, about = read_run(run)
     model = build_model(settings, about)
     put_weights(model, run, about, checkpoint)
-    tokenizer = Tokenizer.load(run / TOKENIZER)
+    tokenizer = Tokenizer.load(run / TOKENIZER, f"copy it from the prepared folder {about.data}")
     check_size(run, tokenizer.size, about)
     model.to(place)
     return TextTranslator(

@@ -207,7 +207,7 @@ def test_the_page_shows_tables_pictures_and_verdicts(tmp_path: Path) -> None:
     folder = write_made_up(tmp_path, records)
     report = write_report(folder, [made_up("matched", 4.0, 0, 1.0).run])
     assert report is not None
-    page = report.page.read_text(encoding="utf-8")
+    page = report.markdown.read_text(encoding="utf-8")
     assert "our assumption" in page and "gap of 12 characters" in page
     assert "Not run yet: 1 runs of matched-p4" in page
     assert "`qknorm study lp --text words --arms same-scale,matched,dot-product,learned-p,infinity --p 1,2,3,4" in page
@@ -223,6 +223,9 @@ def test_the_page_shows_tables_pictures_and_verdicts(tmp_path: Path) -> None:
     }
     for verdict in report.verdicts:
         assert verdict.because in page
+    html = report.html.read_text(encoding="utf-8")
+    assert html.count("<table>") == len(report.tables) and html.count("<img ") == len(report.pictures)
+    assert html.count("<strong>") == len(report.verdicts) and "**" not in html
 
 
 def test_a_page_of_one_run_and_of_none(tmp_path: Path) -> None:

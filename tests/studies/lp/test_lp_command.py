@@ -12,6 +12,7 @@ from qknorm.cli import grid_display, study_lp
 from qknorm.cli.study import run
 from qknorm.cli.study_lp import _parse
 from qknorm.errors import InputError
+from qknorm.studies.grid.claims import find_holder, take
 from qknorm.studies.lp.analysis import Results
 from qknorm.studies.lp.corpus import find_text, make_text
 from qknorm.studies.lp.design import Arm, LpStudy, quick_study
@@ -68,6 +69,28 @@ def test_time_that_is_up_is_told_with_the_command_to_go_on(
     out, err = capsys.readouterr()
     assert "1 runs are left" in err and "no finished run" in err
     assert "Go on: qknorm study lp --text" in out
+
+
+def test_an_interrupt_tells_how_to_go_on(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(folder: StudyFolder, *_: object) -> None:
+        assert find_holder(folder.path) is not None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_lp, "run_missing", stop)
+    with pytest.raises(SystemExit) as end:
+        study(text, tmp_path / "a")
+    told = capsys.readouterr()
+    assert end.value.code == 130 and "the same command goes on" in told.err
+    assert "Go on: qknorm study lp --text" in told.out
+    assert find_holder(tmp_path / "a") is None
+
+
+def test_a_second_study_in_one_folder_is_refused_while_the_first_is_at_work(text: Path, tmp_path: Path) -> None:
+    with take(tmp_path / "a"), pytest.raises(InputError, match=r"another study is at work in .*--folds and --out"):
+        study(text, tmp_path / "a", "--folds", "0", "--p", "2", "--arms", "same-scale")
+    assert not list(tmp_path.glob("a/runs/*"))
 
 
 @pytest.mark.parametrize(
@@ -128,10 +151,12 @@ def test_at_80_columns_the_tables_show_every_word_and_skipped_steps_if_there_are
     for module in (study_lp, grid_display):
         monkeypatch.setattr(module.console, "_width", 80)
     folder = StudyFolder.create_or_open(tmp_path, quick_study(), make_text("x", WORDS))
-    study_lp._show(Report(tuple(make_tables(Results(records))), (), {}, tmp_path / "report.md"), folder)
+    paths = (tmp_path / name for name in ("report.md", "report.html", "curves.csv"))
+    study_lp._show(Report(tuple(make_tables(Results(records))), (), {}, *paths), folder)
     told = capsys.readouterr().out
     assert "…" not in told and "dot-product" in told and "difference" in told and "Wilcoxon" in told
     assert ("skipped" in told) == (skipped > 0)
+    assert f"The page: {tmp_path / 'report.md'} and {tmp_path / 'report.html'}\n" in told
 
 
 def test_the_verb_knows_its_studies(capsys: pytest.CaptureFixture[str]) -> None:

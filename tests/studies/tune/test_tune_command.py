@@ -10,8 +10,10 @@ from qknorm import files
 from qknorm.cli import study_tune
 from qknorm.cli.study import run
 from qknorm.errors import InputError
+from qknorm.studies.grid.jobs import write_failure
 from qknorm.studies.recipes import change
 from qknorm.studies.tune import search as searching
+from qknorm.studies.tune.data import keep_text, require_same_text
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,8 @@ def test_quick_searches_tests_and_goes_on_where_it_stopped(here, tmp_path, capsy
     told = capsys.readouterr()
     assert "single: 3 runs, 0 finished before" in told.out
     assert "norm rms, seed 0: finished, dev BLEU" in told.err and "test BLEU" not in told.err
-    assert "Best on dev: " in told.out and "Test, after the choice" in told.out
+    assert "Best of the search on dev: " in told.out and "Test, after the choice" in told.out
+    assert f"The page: {tmp_path / 'report.md'} and {tmp_path / 'report.html'}\n" in told.out
     for name in ("report.md", "report.html", "results.csv", "best/settings.toml"):
         assert (tmp_path / name).stat().st_size > 200
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -99,6 +102,60 @@ def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path)
         run(words)
     assert (tmp_path / "results.csv").read_text(encoding="utf-8") == "of an earlier search\n"
     assert not (tmp_path / "report.md").exists()
+
+
+def test_nothing_to_report_of_is_told_before_data_are_asked_for(tmp_path):
+    with pytest.raises(InputError, match=r"nothing is finished in .*none.runs; run it first: qknorm study tune --out"):
+        run(["tune", "--report", "--out", str(tmp_path / "none")])
+    files.write_text(tmp_path / "runs" / "0-0" / "result.json", "{}")
+    files.write_text(tmp_path / "data" / "demo" / "prepared.json", "{}")
+    with pytest.raises(InputError, match="holds a quick study; add --quick"):
+        run(["tune", "--report", "--out", str(tmp_path)])
+
+
+def test_a_run_that_failed_is_told_by_the_exit_status_too(here, tmp_path, monkeypatch, capsys):
+    def fail(self):
+        for job in self._jobs:
+            write_failure(job.folder, "the disk is full")
+        return True
+
+    monkeypatch.setattr(study_tune.LocalGrid, "run", fail)
+    files.write_text(tmp_path / "report.md", "of an earlier search\n")
+    with pytest.raises(SystemExit) as end:
+        run(["tune", "--quick", "--only", "none", "--out", str(tmp_path)])
+    told = capsys.readouterr().err
+    assert end.value.code == 1 and "start, seed 0 failed: the disk is full" in told
+    assert f"{tmp_path} has no finished run of what is asked for yet" in told
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == "of an earlier search\n"
+
+
+def test_another_text_in_the_folder_of_a_search_is_refused(here, data, tmp_path, tmp_path_factory, monkeypatch):
+    words = ["tune", "--quick", "--only", "none", "--out", str(tmp_path)]
+    monkeypatch.setattr(study_tune.LocalGrid, "run", lambda self: False)
+    run(words)
+    config = tmp_path / "my.toml"
+    config.write_text("[model]\nheads = 8\n", encoding="utf-8")
+    run([*words, "--config", str(config), "--merges", "50"])  # another start is no other text
+    other = prepare_copy(tmp_path_factory.mktemp("other"), pairs=60)
+    monkeypatch.setattr(study_tune, "_open", lambda arguments: other)
+    with pytest.raises(InputError, match=r"a search on 80 pairs of gl→en, not on the text of .*; name another --out"):
+        run(words)
+
+
+def test_a_text_cut_into_other_subwords_is_the_same(data, tmp_path):
+    keep_text(data, tmp_path)
+    require_same_text(searching.DataByMerges(data, tmp_path / "data").at(5), tmp_path)
+    files.write_text(tmp_path / "study.json", "[]")
+    with pytest.raises(InputError, match=r"study\.json is damaged"):
+        require_same_text(data, tmp_path)
+
+
+def test_data_that_cannot_be_searched_on_hold_no_folder(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "splits", ("train",))
+    monkeypatch.setattr(study_tune, "_open", lambda arguments: data)
+    with pytest.raises(InputError, match="has no dev set to choose by"):
+        run(["tune", "--data", str(data.folder), "--out", str(tmp_path)])
+    assert not (tmp_path / "study.json").exists()
 
 
 def test_when_time_is_up_it_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):

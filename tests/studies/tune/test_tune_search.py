@@ -123,6 +123,14 @@ def test_a_start_without_a_result_joins_nothing_and_a_diverged_run_does_not_lead
     assert any("Not finished: 1 of" in line for line in report.summary)
 
 
+def test_a_reference_that_is_better_is_told(search):
+    found = search()
+    walk(found, {"heads 8": 11.0, "reference": 12.5})
+    told = write_report(found, "qknorm").summary
+    assert told[0].startswith("Best of the search on dev: heads 8, 11.00 BLEU (+1.00 to the start, -1.50 to reference)")
+    assert told[1] == "The reference, reference, is better: 12.50 BLEU."
+
+
 def test_merges_are_changed_in_the_data_and_not_in_the_settings(search):
     start, _, few, *_ = next(search(only=("merges",)).stages())
     assert few.system == "merges 1000" and few.merges == 1_000 and few.job.settings == start.job.settings
@@ -140,7 +148,8 @@ def test_the_report_tells_what_helped_and_what_did_not(search, tmp_path):
     end(found.best()[0], 11.0, averaged={"2": 11.5, "4": 10.9})
     report = write_report(found, "qknorm study tune --data x")
     told = "\n".join(report.summary)
-    assert "Best on dev: heads 8, 11.00 BLEU (+1.00 to the start, +1.00 to reference)" in told
+    assert "Best of the search on dev: heads 8, 11.00 BLEU (+1.00 to the start, +1.00 to reference)" in told
+    assert "is better" not in told.replace("is better on dev", "")
     assert "Helped by more than 0.2 BLEU: heads 8 (+1.00), norm rms (+0.50)." in told
     assert "Did not, by the best value of each: positions rotary (+0.10)." in told
     assert "mean of its last 2 checkpoints" in told and "It changes of the start: model.heads 8." in told

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from qknorm import files
 from qknorm.errors import InputError
+from qknorm.studies.grid.claims import Claim, find_holder, take
 from qknorm.studies.lp.corpus import Text
 from qknorm.studies.lp.design import ARMS, LpStudy, Run, fingerprint
 from qknorm.version import __version__
@@ -135,6 +136,18 @@ class StudyFolder:
         """All finished runs, in order of arm, p and fold."""
         found = [_read_record(file, self.about.fingerprint) for file in sorted((self.path / RUNS).glob("*.json"))]
         return sorted(found, key=lambda each: (ARMS.index(each.run.arm), each.run.p or 0.0, each.run.fold))
+
+    def claim(self) -> Claim:
+        """Keeps others from training here while it is held; refused where another process does."""
+        held = take(self.path)
+        if held is None:
+            holder = find_holder(self.path)
+            who = f" ({holder.host}, process {holder.pid})" if holder else ""
+            raise InputError(
+                f"another study is at work in {self.path}{who}; wait for it, or give each its own --folds and --out, "
+                f"then --merge"
+            )
+        return held
 
     def merge(self, others: Sequence[Path]) -> int:
         """Takes the runs of other folders of the same study that are not here; says how many."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qknorm import files
 from qknorm.studies.lp.analysis import (
     FEWEST_FOLDS,
     LP_ARMS,
@@ -36,25 +35,13 @@ from qknorm.studies.lp.design import (
 from qknorm.studies.lp.figures import draw_all
 from qknorm.studies.lp.records import StudyFolder, flatten, write_curves
 from qknorm.studies.lp.work import describe
+from qknorm.studies.tables import Page, Table
 
-PAGE, CURVES = "report.md", "curves.csv"
+CURVES = "curves.csv"
 NOTHING = "–"
+WORDS = frozenset({"arm", "outcome"})
 MILLISECONDS, SKIPPED = "ms / iteration", "skipped"
 MEASURES: tuple[Measure, ...] = ("final", "best")
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as they are printed."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """As a Markdown table under its title."""
-        lines = [f"### {self.title}", "", _row(self.columns), _row(["---"] * len(self.columns))]
-        return "\n".join([*lines, *map(_row, self.rows)])
 
 
 @dataclass(frozen=True)
@@ -64,11 +51,13 @@ class Report:
     tables: tuple[Table, ...]
     verdicts: tuple[Verdict, ...]
     pictures: dict[str, Path]
-    page: Path
+    markdown: Path
+    html: Path
+    curves: Path
 
 
 def write_report(folder: StudyFolder, missing: Sequence[Run]) -> Report | None:
-    """Draws all pictures and writes the page and the curves as CSV into the folder; None if no run is finished."""
+    """Writes report.md, report.html, pictures and the curves as CSV into the folder; None if no run is finished."""
     records = folder.records()
     if not records:
         return None
@@ -77,17 +66,11 @@ def write_report(folder: StudyFolder, missing: Sequence[Run]) -> Report | None:
     verdicts = tuple(judge(results))
     pictures = draw_all(results, folder.path, folder.about.study.iterations)
     write_curves(records, folder.path / CURVES)
-    page = folder.path / PAGE
-    sections = [
-        "# Does p > 2 help, or does it only start sharper?",
-        _verdict_lines(verdicts),
-        _what_was_run(folder, results, missing),
-        *(table.markdown() for table in tables),
-        *(f"![{what}]({path.name})" for what, path in pictures.items()),
-        _how_to_read(),
-    ]
-    files.write_text(page, "\n\n".join(sections) + "\n")
-    return Report(tables, verdicts, pictures, page)
+    sections = {"What was run": _what_was_run(folder, results, missing), "How to read this": HOW_TO_READ}
+    answers = tuple(map(_answer, verdicts))
+    page = Page("Does p > 2 help, or does it only start sharper?", answers, tables, pictures, sections)
+    markdown, html = page.write(folder.path)
+    return Report(tables, verdicts, pictures, markdown, html, folder.path / CURVES)
 
 
 def make_tables(results: Results) -> list[Table]:
@@ -125,7 +108,7 @@ def _losses(summaries: Sequence[Summary], results: Results) -> Table:
         )
         for each, p in with_learned_p
     )
-    return Table("Validation loss (nats per character), mean ± sd over folds", columns, rows)
+    return Table("Validation loss (nats per character), mean ± sd over folds", columns, rows, WORDS)
 
 
 def _differences(title: str, compared: Sequence[Compared]) -> Table:
@@ -143,42 +126,36 @@ def _differences(title: str, compared: Sequence[Compared]) -> Table:
         )
         for each in compared
     )
-    return Table(title, columns, rows)
+    return Table(title, columns, rows, WORDS)
 
 
 # ------------------------------------------------------------------ words
 
 
-def _verdict_lines(verdicts: Sequence[Verdict]) -> str:
-    answers = [each.answer[0].upper() + each.answer[1:] for each in verdicts]
-    return "\n".join(
-        f"- {each.question} **{answer}**: {each.because}" for each, answer in zip(verdicts, answers, strict=True)
-    )
+def _answer(verdict: Verdict) -> str:
+    return f"{verdict.question} **{verdict.answer[0].upper()}{verdict.answer[1:]}**: {verdict.because}"
 
 
-def _what_was_run(folder: StudyFolder, results: Results, missing: Sequence[Run]) -> str:
+def _what_was_run(folder: StudyFolder, results: Results, missing: Sequence[Run]) -> list[str]:
     study, text = folder.about.study, folder.about.text
     made = sorted({str(record.made_by.get("device")) for record in folder.records()})
     versions = sorted({str(record.made_by.get("versions", {}).get("torch")) for record in folder.records()})
     lines = [
-        "## What was run",
-        "",
         f"Characters of {text['name']} ({text['characters']:,}, {text['vocabulary']} types), {study.fold_count} folds "
         f"of contiguous blocks with a gap of {study.model.context} characters on both sides of the one held out, the "
-        f"loss on all of it. The model and its training: {describe(study)}. The scale starts at "
+        f"loss on all of it.",
+        f"The model and its training: {describe(study)}. The scale starts at "
         f"{study.first_scale:.2f} at p = 2. The paper gives neither the learning rate, nor the iterations, nor the "
         f"scale's start: nanoGPT's for characters, and log2(L² − L) of the context, are the defaults here and our "
         f"assumption.",
-        "",
-        *(f"- `{arm}`: {ARM_MEANINGS[arm]}." for arm in results.arms()),
-        "",
+        *(f"`{arm}`: {ARM_MEANINGS[arm]}." for arm in results.arms()),
         f"Made on {', '.join(made)}, PyTorch {', '.join(versions)}, by `{shlex.join(command_of(folder, results))}`, "
         f"whole or in parts.",
     ]
     if missing:
         names = ", ".join(dict.fromkeys(run.variant for run in missing))
-        lines.extend(["", f"Not run yet: {len(missing)} runs of {names}. The same command goes on with them."])
-    return "\n".join(lines)
+        lines.append(f"Not run yet: {len(missing)} runs of {names}. The same command goes on with them.")
+    return lines
 
 
 def command_of(folder: StudyFolder, results: Results) -> list[str]:
@@ -208,28 +185,22 @@ def _option(name: str, value: Any) -> list[str]:
     return [f"--{group}{dot}{last}", *map(str, value if isinstance(value, list) else [value])]
 
 
-def _how_to_read() -> str:
-    return "\n".join(
-        [
-            "## How to read this",
-            "",
-            f"- Runs on one fold share their start, data order and held-out windows; they differ in arm and "
-            f"p alone, so that differences are paired. `better` and `worse` need an adjusted p below {SIGNIFICANT} of "
-            f"the paired t-test (Holm's correction within each table) over at least {FEWEST_FOLDS} folds; the exact "
-            f"Wilcoxon test stands beside it and cannot fall below 2/2ⁿ for n folds. The first four answers go by the "
-            f"final loss.",
-            "- Folds share most of their training text, so that their losses are not independent and tests over folds "
-            "are somewhat too sure of themselves.",
-            "- At p = 2 the matched scale is the same scale: one run serves both arms.",
-            "- A matched start is matched at the start only: Adam moves every scale by about the same amount a step, "
-            "which is more of a small scale (p > 2, matched) than of a large one.",
-            "- Times of runs trained together are equal shares of their stack's time, evaluations left out.",
-            f"- `{SKIPPED}` counts the steps of all folds that were left out since their gradients were not finite. "
-            "Our own kernels leave such steps out; by PyTorch's the run diverges.",
-            f"- Entropy is relative (1: uniform over the keys seen); a query is saturated where one key has over 99% "
-            f"of its weight. Both on a few held-out windows. The curves of all runs: [{CURVES}]({CURVES}).",
-        ]
-    )
+HOW_TO_READ = (
+    f"Runs on one fold share their start, data order and held-out windows; they differ in arm and p alone, so that "
+    f"differences are paired. `better` and `worse` need an adjusted p below {SIGNIFICANT} of the paired t-test (Holm's "
+    f"correction within each table) over at least {FEWEST_FOLDS} folds; the exact Wilcoxon test stands beside it and "
+    f"cannot fall below 2/2ⁿ for n folds. The first four answers go by the final loss.",
+    "Folds share most of their training text, so that their losses are not independent and tests over folds are "
+    "somewhat too sure of themselves.",
+    "At p = 2 the matched scale is the same scale: one run serves both arms.",
+    "A matched start is matched at the start only: Adam moves every scale by about the same amount a step, which is "
+    "more of a small scale (p > 2, matched) than of a large one.",
+    "Times of runs trained together are equal shares of their stack's time, evaluations left out.",
+    f"`{SKIPPED}` counts the steps of all folds that were left out since their gradients were not finite. Our own "
+    f"kernels leave such steps out; by PyTorch's the run diverges.",
+    f"Entropy is relative (1: uniform over the keys seen); a query is saturated where one key has over 99% of its "
+    f"weight. Both on a few held-out windows. The curves of all runs: {CURVES}",
+)
 
 
 def _learned_p(results: Results, arm: Arm) -> str:
@@ -261,7 +232,3 @@ def _p(p: float | None) -> str:
 
 def _number(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else NOTHING
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

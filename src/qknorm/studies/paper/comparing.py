@@ -21,6 +21,7 @@ from qknorm.studies.paper.experiments import Experiment
 from qknorm.studies.paper.plan import Planned
 
 SAMPLES, SEED = 1_000, 12_345
+TOO_SMALL = "too small to say"
 _TIE = 1e-9  # rounding in sums must not make two equal scores differ
 
 Draws = NDArray[np.float64]  # (seeds, samples): the score of each seed on each resampled test set
@@ -46,13 +47,16 @@ class Compared:
     diverged: int
     difference: float | None = None
     p: float | None = None
+    """None beside a difference, too, where nothing is tested."""
     signature: str = ""
 
     @property
     def outcome(self) -> str:
         """What the test says: of the paper's claim where there is one, else of the difference itself."""
-        if self.difference is None or self.p is None:
+        if self.difference is None:
             return "diverged" if self.diverged == self.planned else ""
+        if self.p is None:
+            return TOO_SMALL
         sure = self.p < self.experiment.significance
         if self.claimed is None:
             return ("better" if self.difference > 0 else "worse") if sure else "no difference shown"
@@ -92,6 +96,8 @@ class Comparer:
     """Compares what is finished of a plan; keeps the draws of every run, which several tables may need."""
 
     samples: int = SAMPLES
+    tests: bool = True
+    """Whether differences are tested: what says nothing is to have no p and no outcome that says something."""
     _draws: dict[tuple[str, str], Draws] = field(default_factory=dict)
 
     def compare(self, planned: Sequence[Planned]) -> list[Compared]:
@@ -119,6 +125,8 @@ class Comparer:
             return line
         means = [_mean([_score(each) for each in side]) for side in (own, other)]
         difference = means[0] - means[1]
+        if not self.tests:
+            return replace(line, difference=difference)
         same = {each.job.folder for each, _ in own} == {each.job.folder for each, _ in other}
         p = 1.0 if same else combine_seeds(self._draws_of(own), self._draws_of(other), difference)
         return replace(line, difference=difference, p=p)

@@ -51,7 +51,7 @@ _NO_EXTRAS = Extras()
 def write_report(plan: Plan, out: Path, command: str, extras: Extras = _NO_EXTRAS) -> Written:
     """Writes report.md, report.html and results.csv into the folder, of what is finished so far."""
     groups = _groups(plan.planned)
-    comparer = Comparer()
+    comparer = Comparer(tests=not extras.quick)
     compared = {key: comparer.compare(planned) for key, planned in groups.items()}
     tables = (*make_tables(compared), *extras.tables)
     summary = summarise(compared, plan, extras.quick)

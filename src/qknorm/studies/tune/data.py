@@ -1,14 +1,19 @@
 """One corpus cut into subwords by several numbers of merges: the same sentences each time, and no test set."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from qknorm import files
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.errors import InputError
 from qknorm.text.prepare import Progress, prepare
-from qknorm.text.prepared import MANIFEST, PreparedData, text_name
+from qknorm.text.prepared import MANIFEST, PreparedData, fingerprint, text_name
 
 TRAINED_ON = ("train", "dev")
+ABOUT = "study.json"
+"""In the folder of a search: the text that it is on."""
 
 
 @dataclass
@@ -56,3 +61,33 @@ class DataByMerges:
             cleaning=Cleaning.model_validate(base.manifest["settings"]["cleaning"]),
             subwords=Subwords(merges=merges, pretokenized=base.tokenizer.pretokenized),
         )
+
+
+def require_same_text(base: PreparedData, out: Path) -> None:
+    """Refuses a folder that holds a search on another text, whose report and best settings would be lost.
+
+    Other merges of the same text are no other text.
+    """
+    file = out / ABOUT
+    if not file.is_file():
+        return
+    try:
+        there = json.loads(file.read_text(encoding="utf-8"))["text"]
+        told, mark = f"{there['pairs']:,} pairs of {there['source']}→{there['target']}", there["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{file} is damaged; move it away, or name another --out") from None
+    if mark != _about(base)["fingerprint"]:
+        raise InputError(f"{out} holds a search on {told}, not on the text of {base.folder}; name another --out")
+
+
+def keep_text(base: PreparedData, out: Path) -> None:
+    """Writes down which text the searches of a folder are on."""
+    if not (out / ABOUT).is_file():
+        files.write_json(out / ABOUT, {"text": _about(base)})
+
+
+def _about(base: PreparedData) -> dict[str, Any]:
+    names = [text_name(split, language) for split in TRAINED_ON for language in (base.source, base.target)]
+    pairs = base.manifest["splits"]["train"]["pairs"]
+    mark = fingerprint(base.folder, [name for name in names if (base.folder / name).is_file()])
+    return {"source": base.source, "target": base.target, "pairs": pairs, "fingerprint": mark}

@@ -37,6 +37,7 @@ class Written:
     tables: tuple[Table, ...]
     summary: tuple[str, ...]
     markdown: Path
+    html: Path
     results: Path
 
 
@@ -53,8 +54,8 @@ def write_report(search: Search, command: str) -> Written:
     sections = {"How it was made": _how_made(search, command), "How to read this": HOW_TO_READ}
     pair = f"{search.data.base.source}→{search.data.base.target}"
     page = Page(f"Settings for {pair}, chosen on dev", summary, tables, sections=sections)
-    markdown, _ = page.write(search.out)
-    return Written(tables, summary, markdown, search.out / RESULTS)
+    markdown, html = page.write(search.out)
+    return Written(tables, summary, markdown, html, search.out / RESULTS)
 
 
 def summarise(search: Search) -> tuple[str, ...]:
@@ -67,7 +68,9 @@ def summarise(search: Search) -> tuple[str, ...]:
         others = {"the start": search.of(START), search.reference_name: search.of_reference()}
         means = {name: _mean_dev(each) for name, each in others.items()}
         beside = ", ".join(f"{dev - each:+.2f} to {name}" for name, each in means.items() if math.isfinite(each))
-        summary.append(f"Best on dev: {best[0].system}, {dev:.2f} BLEU ({beside}); seeds: {len(best)}.")
+        summary.append(f"Best of the search on dev: {best[0].system}, {dev:.2f} BLEU ({beside}); seeds: {len(best)}.")
+        if (reference := means[search.reference_name]) > dev:
+            summary.append(f"The reference, {search.reference_name}, is better: {reference:.2f} BLEU.")
         fresh, fresh_start = (_mean_dev([each for each in of if each.seed]) for of in (best, search.of(START)))
         if best[0].candidate != START and math.isfinite(fresh - fresh_start):
             told = "By the further seeds alone, which finalists were not chosen by"
