@@ -24,7 +24,7 @@ demo: $(READY)
 	@$(BIN)/python -m qknorm demo
 
 test: lint
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not ray"
+	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -p no:schemathesis -m "not ray"
 
 test-ray: $(READY)
 	@$(BIN)/python -m pytest -m ray

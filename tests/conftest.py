@@ -1,5 +1,6 @@
 """Settings for all tests: one thread a worker, fixed seeds, the corpora where QKNORM_DATA has them."""
 
+import gc
 import os
 import shutil
 import signal
@@ -10,11 +11,17 @@ import pytest
 import torch
 from hypothesis import settings
 
+from interpreted import patch_once_a_launch
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for all that a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # xdist already runs a worker on every core
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, which would wait for each other
 settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("default")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    patch_once_a_launch()
+    gc.set_threshold(200_000, 50, 50)  # the interpreter makes small objects without end, hardly any of them in cycles
 
 
 @pytest.fixture(autouse=True)

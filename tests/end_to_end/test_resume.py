@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tasks import Tiny, call, checkpoint_bytes, environment, metrics, refuse, start, succeed
+from tasks import Tiny, checkpoint_bytes, environment, metrics, refuse, start, succeed
 
 from qknorm.training.step import TrainingStep
 
@@ -43,7 +43,9 @@ def test_killed_at_any_file_operation(tiny: Tiny, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_leaves(sent: signal.Signals, tiny: Tiny, tmp_path: Path) -> None:
+def test_signal_saves_and_leaves(
+    sent: signal.Signals, tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     process = start("train", tiny.data, "--run", run, "--config", tiny.config, "--device", "cpu")
     try:
@@ -57,7 +59,7 @@ def test_signal_saves_and_leaves(sent: signal.Signals, tiny: Tiny, tmp_path: Pat
     assert f"qknorm train {tiny.data} --run {run} --resume" in out
     assert not err
     assert LAST not in steps_of(run)
-    call("train", tiny.data, "--run", run, "--resume", "--device", "cpu")
+    succeed(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
     assert_same_end(run, tiny.run)
 
 

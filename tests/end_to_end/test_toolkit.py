@@ -13,14 +13,14 @@ def reverse(line: str) -> str:
     return " ".join(line.upper().split()[::-1])
 
 
-def bleu(run: Path) -> float:
-    report = json.loads(call("score", run, "--split", "test", "--device", "cpu", "--json").stdout)
-    return float(next(score["value"] for score in report["systems"][0]["scores"] if score["metric"] == "bleu"))
+def bleu(report: str) -> float:
+    scores = json.loads(report)["systems"][0]["scores"]
+    return float(next(score["value"] for score in scores if score["metric"] == "bleu"))
 
 
 @pytest.mark.slow
 def test_copy_task(learned: Learned) -> None:
-    assert bleu(learned.run) > 90
+    assert bleu(call("score", learned.run, "--split", "test", "--device", "cpu", "--json").stdout) > 90
     assert (learned.run / "test.bb").read_text(encoding="utf-8").count("\n") == 50
     assert {path.name for path in learned.run.iterdir()} >= {
         "settings.toml", "tokenizer.json", "run.json", "metrics.jsonl", "curves.png", "checkpoints"
@@ -28,12 +28,12 @@ def test_copy_task(learned: Learned) -> None:
 
 
 @pytest.mark.slow
-def test_reverse_task(tmp_path: Path) -> None:
+def test_reverse_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = prepare_task(tmp_path, reverse, pairs=3000, longest=5, merges=200)
     options = "--model.width 64 --model.feed-forward 128 --model.encoder-layers 1 --model.decoder-layers 1"
     options += " --training.batch-tokens 1024 --training.max-steps 300 --training.evaluate-every 150"
-    call("train", data, "--run", tmp_path / "run", "--preset", "demo", "--device", "cpu", *options.split())
-    assert bleu(tmp_path / "run") > 90
+    succeed(capsys, "train", data, "--run", tmp_path / "run", "--preset", "demo", "--device", "cpu", *options.split())
+    assert bleu(succeed(capsys, "score", tmp_path / "run", "--split", "test", "--device", "cpu", "--json")) > 90
 
 
 @pytest.mark.slow
@@ -112,14 +112,14 @@ def test_longer_than_any_in_training(learned: Learned, tmp_path: Path, capsys: p
 
 
 @pytest.mark.slow
-def test_average(learned: Learned, tmp_path: Path) -> None:
+def test_average(learned: Learned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights = tmp_path / "mean.safetensors"
     out = call("average", learned.run, "--last", "2", "--out", weights).stdout
     assert "the mean of steps 80, 160" in out
     by_mean = translate(learned, tmp_path, ["bak den fir"], "--checkpoint", str(weights))
     assert by_mean == load(learned.run, checkpoint=weights, device="cpu").translate(["bak den fir"])
     one = tmp_path / "one.safetensors"
-    call("average", learned.run, "--last", "1", "--out", one)
+    succeed(capsys, "average", learned.run, "--last", "1", "--out", one)
     lines = sentences(5, seed=9)
     assert translate(learned, tmp_path, lines, "--checkpoint", str(one)) == translate(
         learned, tmp_path, lines, "--checkpoint", "last"
