@@ -247,10 +247,11 @@ def test_vocabulary_that_does_not_match(capsys: pytest.CaptureFixture[str], tmp_
     assert "restore the tokenizer" in told
 
 
-def test_a_vocabulary_that_is_gone(capsys: pytest.CaptureFixture[str], tiny: Tiny, copied: Path) -> None:
+def test_a_vocabulary_that_is_gone(capsys: pytest.CaptureFixture[str], copied: Path) -> None:
     (copied / "tokenizer.json").unlink()
     told = refuse(capsys, "translate", copied, "--device", "cpu")
-    assert told.endswith(f"; copy it from the prepared folder {tiny.data}")
+    prepared = json.loads((copied / "run.json").read_text(encoding="utf-8"))["data"]
+    assert Path(prepared).name == "data" and told.endswith(f"; copy it from the prepared folder {prepared}")
 
 
 def test_weights_of_another_model(capsys: pytest.CaptureFixture[str], tiny: Tiny, copied: Path) -> None:
