@@ -247,7 +247,7 @@ def test_a_mask_of_whole_numbers_or_of_another_shape_is_refused(backend: str) ->
         with pytest.raises(ValueError, match=rf"{shape} does not fit .* {re.escape(str((b, h, t, s)))}"):
             attend(q, k, v, scale=1.0, mask=wrong, backend=backend)  # type: ignore[arg-type]
     plain = attend(q, k, v, scale=1.0, backend=backend)  # type: ignore[arg-type]
-    for fits in (seen, seen[:1], seen[:, :1, :1], seen[0, 0], seen[0, 0, 0]):
+    for fits in (seen, seen[:1], seen[:, :1, :1], seen[0, 0], seen[0, 0, 0], seen[0, 0, 0, 0]):
         torch.testing.assert_close(attend(q, k, v, scale=1.0, mask=fits, backend=backend), plain)  # type: ignore[arg-type]
 
 

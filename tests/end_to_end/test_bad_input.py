@@ -223,7 +223,12 @@ def test_resume_mistakes(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_pat
     assert f"training.max_steps would be another; leave them out, or set max_steps in {tiny.run}" in told
     told = refuse(capsys, "train", tiny.data, "--run", tiny.run, "--resume", "--training.seed", "7")
     assert "by those given training.seed would be another" in told, "not what the default preset has otherwise"
+    told = refuse(capsys, "train", tiny.data, "--run", tiny.run, "--resume", "--model.heads", "8")
+    assert "by those given model.heads would be another; leave them out, or begin a new run" in told
     assert "reached training.max_steps (20)" in succeed(capsys, *words)
+    by_other_words = ("--run", tmp_path / "absent", f"--run_folder={tiny.run}", "--preset", "low-resource")
+    told = succeed(capsys, "train", tiny.data, *by_other_words, "--resume", "--device", "cpu")
+    assert "reached training.max_steps (20)" in told
 
 
 @pytest.fixture

@@ -352,8 +352,8 @@ def _attend_sdpa(
         assert joined is not None
         mask = Visibility.of(joined)
     visible = mask.mask if mask.mask.dtype == torch.bool else mask.mask.to(q_bhtd.dtype)
-    if visible.dim() == 1:
-        visible = visible[None]  # PyTorch's kernels want a row for the queries
+    if visible.dim() < 2:
+        visible = visible.reshape(1, -1)  # PyTorch's kernels want a row for the queries
     output = F.scaled_dot_product_attention(
         q_bhtd, k_bhsd, v_bhsd, attn_mask=visible, dropout_p=dropout, scale=1.0, enable_gqa=grouped
     )

@@ -32,20 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log without our arrows; standard error never refuses
         sys.stdout.reconfigure(errors="replace")
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview())
-        raise SystemExit(0 if words else 2)
-    if words[0] == "--version":
-        print(f"qknorm {__version__}")
-        raise SystemExit(0)
-    verb, rest = words[0], words[1:]
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        _fail(
-            f"there is no verb {verb}" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(VERBS)}"), 2
-        )
     try:
-        importlib.import_module(f"qknorm.cli.{verb}").run(rest)
+        _answer(words)
         print(end="", flush=True)  # a disk that is full shows here, not when Python ends
     except InputError as error:
         _fail(str(error), 2)
@@ -61,9 +49,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
             raise
         smaller = (
-            "--training.batch-tokens, --training.batch or --decoding.batch-tokens" if verb == "train" else "--beam"
+            "--training.batch-tokens, --training.batch or --decoding.batch-tokens" if words[0] == "train" else "--beam"
         )
         _fail(f"the GPU has no memory left; lower {smaller}, end what else runs on it, or use --device cpu", 1)
+
+
+def _answer(words: Sequence[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview(), flush=True)
+        raise SystemExit(0 if words else 2)
+    if words[0] == "--version":
+        print(f"qknorm {__version__}", flush=True)
+        raise SystemExit(0)
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
+        raise InputError(f"there is no verb {verb}; {known}")
+    importlib.import_module(f"qknorm.cli.{verb}").run(rest)
 
 
 def _overview() -> str:

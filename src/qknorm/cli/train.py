@@ -1,5 +1,6 @@
 """`qknorm train`."""
 
+import itertools
 import math
 import os
 import sys
@@ -166,8 +167,7 @@ def _parse(words: list[str]) -> AnyArguments:
         kind = LanguageModelArguments  # the file may be missing: `train` says so
     if text is not None and isinstance(base, Train):
         raise InputError(f"{text} is a text file, and {name} a preset for prepared folders; use character-lm")
-    if name is None:
-        base = _own_settings(words, kind) or base
+    base = _own_settings(words, kind) or base
     if config is not None:
         base = _read(Path(config), base)
     unset: dict[str, Any] = {"data": tyro.MISSING, "run": tyro.MISSING}
@@ -177,8 +177,8 @@ def _parse(words: list[str]) -> AnyArguments:
 
 
 def _own_settings(words: list[str], kind: type[AnyArguments]) -> AnyTrain | None:
-    """The settings of the run that is to go on; None where there is none of this kind, which `train` tells of."""
-    run = _value_of(words, "--run") or _value_of(words, "--run-folder")
+    """The settings of the run that is to go on, whatever it began with; None where there is none of this kind."""
+    run = _value_of(words, "--run", "--run-folder")
     if "--resume" not in words or run is None:
         return None
     from qknorm.training.language_run import read_language_run
@@ -203,10 +203,11 @@ def _text_file(words: list[str]) -> str | None:
     return next((word for word in free if not word.startswith("-") and Path(word).is_file()), None)
 
 
-def _value_of(words: list[str], option: str) -> str | None:
-    for place, word in enumerate(words):
-        if word == option and place + 1 < len(words):
-            return words[place + 1]
-        if word.startswith(option + "="):
-            return word.partition("=")[2]
-    return None
+def _value_of(words: list[str], *names: str) -> str | None:
+    """The value that an option of these names, in which _ may stand for -, is given last."""
+    found: str | None = None
+    for word, after in itertools.zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in names:
+            found = value if equals else after
+    return found

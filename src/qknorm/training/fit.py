@@ -204,9 +204,10 @@ def _reopen(
     own, facts = kind.read(run)
     if settings is not None and settings != own:
         name = _first_difference(settings.model_dump(), own.model_dump())
+        change = f"set {name.rpartition('.')[-1]} in {run / SETTINGS}"
         raise InputError(
             f"{run} goes on with its own settings, and by those given {name} would be another; leave them out, or "
-            f"set {name.rpartition('.')[-1]} in {run / SETTINGS}"
+            f"{'begin a new run' if name.startswith('model.') else change}"
         )
     if facts.fingerprint != opened.fingerprint:
         raise InputError(

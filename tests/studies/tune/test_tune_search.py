@@ -9,6 +9,7 @@ from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import Result, read_result
 from qknorm.studies.grid.work import averaged_weights, do
+from qknorm.studies.recipes import change
 from qknorm.studies.tune.data import DataByMerges
 from qknorm.studies.tune.report import write_report
 from qknorm.studies.tune.search import Search
@@ -47,6 +48,13 @@ def walk(search, devs):
             if (dev := devs.get(trial.system, 10.0)) is not None:
                 end(trial, dev - trial.seed)
     return stages
+
+
+def test_a_change_that_the_most_steps_undo_is_no_candidate(search):
+    for most, expected in ((8, []), (20_000, ["steps 15000"]), (None, ["steps 60000", "steps 15000"])):
+        made = search(only=("steps",), max_steps=most)
+        made.start = change(made.start, {"training.max_steps": 30_000})
+        assert [trial.system for trial in next(made.stages()) if trial.candidate.factor] == expected
 
 
 def test_other_merges_keep_the_text_and_leave_out_the_test_set(base, tmp_path):

@@ -139,7 +139,8 @@ class Search:
         if NONE in self.only:
             return []
         changes = single_changes(self.start, self.merges, self.only, self.values)
-        return [self._trial("single", each) for each in changes]
+        trials, start = [self._trial("single", each) for each in changes], self._trial("single", START)
+        return [each for each in trials if each.job.folder != start.job.folder]  # `max_steps` may leave no difference
 
     def _reference(self, seed: int = 0) -> Trial:
         stage = "seeds" if seed else "single"
