@@ -58,9 +58,10 @@ def test_a_full_disk_under_standard_output_is_told(
         assert fail(lambda _: print("a line that is not flushed"), monkeypatch) == 1
     told = capsys.readouterr().err
     assert told == "qknorm: standard output: No space left on device; make room or name another place\n"
-    with Path("/dev/full").open("w", encoding="utf-8") as always_full, pytest.raises(SystemExit, match="1"):
+    with Path("/dev/full").open("w", encoding="utf-8") as always_full:
         monkeypatch.setattr(sys, "stdout", always_full)
-        main(["--help"])
+        with pytest.raises(SystemExit, match="1"):
+            main(["--help"])
     assert capsys.readouterr().err == told
 
 

@@ -82,6 +82,15 @@ def test_what_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "wide.txt").write_bytes("one".encode("utf-16"))
     with pytest.raises(InputError, match=r"wide\.txt is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8"):
         CharacterText.load(tmp_path / "wide.txt")
+    (tmp_path / "unmarked.txt").write_bytes("one\ntwo\nthré".encode("utf-16-be"))
+    with pytest.raises(InputError, match=r"unmarked\.txt is UTF-16, not UTF-8; convert it: iconv -f UTF-16BE -t UTF-8"):
+        CharacterText.load(tmp_path / "unmarked.txt")
+    (tmp_path / "ascii.txt").write_bytes("one\ntwo".encode("utf-16-le"))  # every byte of which is UTF-8
+    with pytest.raises(InputError, match=r"ascii\.txt is UTF-16, not UTF-8"):
+        CharacterText.load(tmp_path / "ascii.txt")
+    (tmp_path / "nul.txt").write_bytes(b"one\ntwo and\0 three")
+    with pytest.raises(InputError, match=r"nul\.txt, line 2: holds a NUL byte"):
+        CharacterText.load(tmp_path / "nul.txt")
     (tmp_path / "empty.txt").write_bytes(b"\xef\xbb\xbf")
     with pytest.raises(InputError, match="is empty"):
         CharacterText.load(tmp_path / "empty.txt")

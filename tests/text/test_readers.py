@@ -28,9 +28,9 @@ def follow(told: "pytest.ExceptionInfo[InputError]", new: Path) -> Path:
     command = str(told.value).rpartition(": ")[2]
     tool = command.split()[0]
     assert tool in {"awk", "cut", "gzip", "iconv", "paste", "tr"}, command
-    if not shutil.which("bash") or not shutil.which(tool):
+    if not shutil.which("sh") or not shutil.which(tool):
         pytest.skip(f"needs a shell and {tool}")
-    subprocess.run(["bash", "-c", command], check=True)
+    subprocess.run(["sh", "-c", command], check=True)
     return new
 
 
@@ -75,8 +75,61 @@ def test_utf16_is_known_by_its_mark_whichever_way_round_and_without_a_nul(tmp_pa
             list(read_lines(write(tmp_path / "a", "\ufeff漢字".encode(encoding))))
 
 
+@pytest.mark.parametrize("kind", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ola\nmañá\n",
+        "ž š ť\n",
+        "\n\na\n",
+        "a\n",
+        "a",
+        "\r\nola\r\n",
+        "Привет\nмир, ґ\n",
+        "Да\nя\n",
+        "Ċa\nĀ b\n",
+        "x\n漢字\n",
+    ],
+)
+def test_utf16_without_a_mark_is_converted_as_advised(tmp_path, kind, text):
+    path = write(tmp_path / "a", text.encode(kind))
+    with pytest.raises(InputError, match=rf"a is UTF-16, .*: iconv -f {kind.upper().replace('6-', '6')} -t") as told:
+        list(read_lines(path))
+    assert follow(told, tmp_path / "a.new").read_bytes() == text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"ola\0\n",
+        b"\0ola\n",
+        b"\0a\n",
+        b"a\0b\n",
+        b"ola\na\0\n",
+        b"abc\n\0\n",
+        b"\0\0\0\0abc\n",
+        b"\0" * 64,
+        b"ola\na\0\0\0\0\0\n",
+        "ola\n".encode("utf-32-le"),
+        b"a\0b\0cdefgh",
+    ],
+)
+def test_a_few_nuls_or_nothing_else_make_no_utf16(tmp_path, content):
+    with pytest.raises(InputError, match=r"holds a NUL byte; if it is a stray one, delete it: tr -d") as told:
+        list(read_lines(write(tmp_path / "a", content)))
+    assert follow(told, tmp_path / "a.new").read_bytes() == content.replace(b"\0", b"")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_western_text_keeps_its_characters_when_converted_as_advised(tmp_path, encoding):
+    text = "mañá «ola» ß\n" + "“5 €” – it’s…\n" * (encoding == "cp1252")
+    with pytest.raises(InputError, match=r"Western European \(Windows-1252 or Latin-1\), convert it: iconv") as told:
+        list(read_lines(write(tmp_path / "a", text.encode(encoding))))
+    assert follow(told, tmp_path / "a.new").read_bytes() == text.encode()
+
+
 def test_what_is_no_file_is_advised_a_command_alone():
-    with pytest.raises(InputError, match=r"standard input, line 1: not UTF-8 .*: iconv -f LATIN1 -t UTF-8$"):
+    with pytest.raises(InputError, match=r"standard input, line 1: not UTF-8 .*: iconv -f CP1252 -t UTF-8$"):
         list(decode_lines([b"\xe9\n"], "standard input"))
 
 
@@ -199,15 +252,16 @@ def test_wrong_sets_of_files_are_refused_before_reading(tmp_path):
             read_pairs(paths, "gl", "en")
 
 
-@pytest.mark.parametrize("ending", ["", ".gz"])
-def test_two_sides_are_joined_as_advised_to_go_with_files_of_pairs(tmp_path, ending):
-    def put(name: str, text: str) -> Path:
+@pytest.mark.parametrize("endings", [("", ""), (".gz", ".gz"), ("", ".gz"), (".gz", "")])
+def test_two_sides_are_joined_as_advised_to_go_with_files_of_pairs(tmp_path, endings):
+    def put(name: str, ending: str, text: str) -> Path:
         return write(tmp_path / f"{name}{ending}", gzip.compress(text.encode()) if ending else text)
 
-    gl, en, tsv = put("a.gl", "ola\nsi\n"), put("a.en", "hello\nyes\n"), put("more.tsv", "non\tno\n")
-    with pytest.raises(InputError, match="join the two sides first: paste") as told:
+    gl, en = put("a b.gl", endings[0], "ola\nsi\n"), put("a b.en", endings[1], "hello\nyes\n")
+    tsv = put("more.tsv", endings[0], "non\tno\n")
+    with pytest.raises(InputError, match=r"join the two sides first: (paste|gzip)") as told:
         read_pairs((tsv, gl, en), "gl", "en")
-    joined = follow(told, tmp_path / "a.new.tsv")
+    joined = follow(told, tmp_path / "a b.new.tsv")
     assert pairs_of(tsv, joined) == [Pair("non", "no"), Pair("ola", "hello"), Pair("si", "yes")]
     with pytest.raises(InputError, match=r"first: paste train\.gl train\.en > train\.new\.tsv"):
         read_pairs((tsv, gl), "gl", "en")

@@ -103,6 +103,8 @@ def read_text(path: Path) -> str:
             raw = file.read()
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path} cannot be read to its end ({error}); fetch or pack it again") from None
+    if (at := raw.find(b"\0")) >= 0:
+        raise explain_no_utf8(path, raw.count(b"\n", 0, at) + 1, raw, at)
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

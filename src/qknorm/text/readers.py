@@ -29,6 +29,8 @@ Spoiled = Callable[[Pair], None]
 _Reader = Callable[[Path, str, str], Iterator[Pair]]
 _LINES_NAMED = 5
 _NO_NULS = r"tr -d '\000'"
+_FROM_WESTERN = "iconv -f CP1252 -t UTF-8"
+_SMALL = bytes(range(9))  # control characters that no text of one byte a character holds
 _TWO_COLUMNS = r"awk -F '\t' 'NF == 2'"
 
 
@@ -82,13 +84,33 @@ def decode_lines(raw_lines: Iterable[bytes], name: str | Path) -> Iterator[str]:
 
 def explain_no_utf8(name: str | Path, line: int, raw: bytes, at: int, start: int = 0) -> InputError:
     """Says that a file is no UTF-8, at byte `at` of `raw`, its bytes from `start` on, and how to convert it."""
-    if not start and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return InputError(f"{name} is UTF-16, not UTF-8; convert it: {_through('iconv -f UTF-16 -t UTF-8', name)}")
+    wide = _kind_of_utf16(raw, start)
+    if wide:
+        return InputError(f"{name} is UTF-16, not UTF-8; convert it: {_through(f'iconv -f {wide} -t UTF-8', name)}")
     if not raw[at]:
         way_out = f"if it is a stray one, delete it: {_through(_NO_NULS, name)}"
         return InputError(f"{name}, line {line}: holds a NUL byte; {way_out}")
-    way_out = f"if it is Latin-1, convert it: {_through('iconv -f LATIN1 -t UTF-8', name)}"
-    return InputError(f"{name}, line {line}: not UTF-8 at byte {start + at} of the file (0x{raw[at]:02x}); {way_out}")
+    # CP1252 for Latin-1 too: the same letters, and LATIN1 would make control characters of its quotes and of €
+    western = f"if it is Western European (Windows-1252 or Latin-1), convert it: {_through(_FROM_WESTERN, name)}"
+    return InputError(f"{name}, line {line}: not UTF-8 at byte {start + at} of the file (0x{raw[at]:02x}); {western}")
+
+
+def _kind_of_utf16(raw: bytes, start: int) -> str | None:
+    """The kind of UTF-16 that a file's bytes from `start` on are: by its mark, or by its alphabet up to U+08FF.
+
+    In text of such an alphabet most bytes of one parity, counted from the file's start, are below 9: the high ones.
+    """
+    if not start and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    # one is enough at the file's start only: a NUL on a late line is a stray one, or an earlier line would have told
+    enough = 1 if start < 2 else 2
+    for kind, first in (("UTF-16LE", (start + 1) % 2), ("UTF-16BE", start % 2)):
+        high = raw[first::2]
+        small = len(high) - len(high.translate(None, _SMALL))
+        # U+0000 stands in no text, but in one padded with NULs and in UTF-32
+        if small >= enough and 2 * small > len(high) and "\0" not in raw[start % 2 :].decode(kind, "ignore"):
+            return kind
+    return None
 
 
 def _through(command: str, name: str | Path) -> str:
@@ -146,10 +168,17 @@ def _guarded(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 def _mixed(plain: Sequence[Path], source: str, target: str) -> InputError:
     sides = plain if len(plain) == 2 else (Path(f"train.{source}"), Path(f"train.{target}"))
-    names = [f"<(gzip -dc {shlex.quote(str(side))})" if _is_packed(side) else shlex.quote(str(side)) for side in sides]
+    unpacked = [_new_name(side, kind_of(side)) if _is_packed(side) else side for side in sides]
+    names = [shlex.quote(str(side)) for side in unpacked]
+    unpacking = [
+        f"gzip -dc {shlex.quote(str(side))} > {name} && "  # not <(gzip …), which plain sh does not take
+        for side, name in zip(sides, names, strict=True)
+        if _is_packed(side)
+    ]
     return InputError(
         f"{plain[0]} holds one side only and cannot be mixed with files that hold both; "
-        f"join the two sides first: paste {' '.join(names)} > {shlex.quote(str(_new_name(sides[0], '.tsv')))}"
+        f"join the two sides first: {''.join(unpacking)}"
+        f"paste {' '.join(names)} > {shlex.quote(str(_new_name(sides[0], '.tsv')))}"
     )
 
 
