@@ -21,6 +21,7 @@ from qknorm.cli.grid_display import draw_table, tell_page
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
 from qknorm.models.fused_run import kernels_apply
+from qknorm.studies.grid.claims import CLAIM
 from qknorm.studies.lp.corpus import find_text
 from qknorm.studies.lp.design import (
     EXPONENTS,
@@ -169,10 +170,17 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
     if not missing:
         return folder, runs, []
     started = time.monotonic()
-    with folder.claim(), _progress(len(runs), len(runs) - len(missing)) as on_news:
+    with folder.claim(lambda: _tell_loss(folder)), _progress(len(runs), len(runs) - len(missing)) as on_news:
         left = run_missing(folder, runs, text, execution, plan, on_news)
     console.print(f"{len(missing) - len(left)} runs in {time.monotonic() - started:,.0f} s")
     return folder, runs, left
+
+
+def _tell_loss(folder: StudyFolder) -> None:
+    warn(
+        f"{folder.path / CLAIM} is gone, cannot be read, or is another study's: this one goes on and keeps what it "
+        f"finishes, but another may be training the same there"
+    )
 
 
 def _gather(arguments: Arguments) -> StudyFolder:

@@ -1,23 +1,27 @@
 """`qknorm study lp` as it is typed, and the text that it studies."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lp_cases import WORDS, made_up
 
-from qknorm.cli import grid_display, study_lp
+from qknorm.cli import display, grid_display, study_lp
 from qknorm.cli.study import run
 from qknorm.cli.study_lp import _parse
 from qknorm.errors import InputError
-from qknorm.studies.grid.claims import find_holder, take
+from qknorm.studies.grid import claims
+from qknorm.studies.grid.claims import CLAIM, find_holder, take
 from qknorm.studies.lp.analysis import Results
 from qknorm.studies.lp.corpus import find_text, make_text
-from qknorm.studies.lp.design import Arm, LpStudy, quick_study
+from qknorm.studies.lp.design import Arm, LpStudy, Run, quick_study
 from qknorm.studies.lp.records import StudyFolder
 from qknorm.studies.lp.report import Report, command_of, make_tables
+from qknorm.studies.lp.work import run_missing
 
 SMALL = [
     *("--model.width", "16", "--model.feed-forward", "32", "--model.layers", "1", "--model.heads", "2"),
@@ -91,6 +95,32 @@ def test_a_second_study_in_one_folder_is_refused_while_the_first_is_at_work(text
     with take(tmp_path / "a"), pytest.raises(InputError, match=r"another study is at work in .*--folds and --out"):
         study(text, tmp_path / "a", "--folds", "0", "--p", "2", "--arms", "same-scale")
     assert not list(tmp_path.glob("a/runs/*"))
+
+
+def test_a_study_that_loses_its_claim_says_so_and_goes_on(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+
+    def warn(sentence: str) -> None:
+        display.warn(sentence)
+        told.set()
+
+    def lose_then_work(folder: StudyFolder, *words: Any) -> list[Run]:
+        (folder.path / CLAIM).unlink()
+        assert told.wait(30)
+        return run_missing(folder, *words)
+
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(study_lp, "warn", warn)
+    monkeypatch.setattr(study_lp, "run_missing", lose_then_work)
+    monkeypatch.setattr("qknorm.studies.lp.report.draw_all", lambda *_: {})
+    study(text, tmp_path / "a", "--folds", "0", "--p", "2", "--arms", "same-scale")
+    assert (
+        capsys.readouterr().err.count("claim.json is gone, cannot be read, or is another study's: this one goes on")
+        == 1
+    )
+    assert len(list(tmp_path.glob("a/runs/*.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -222,3 +222,12 @@ def test_the_mark_of_a_study_is_its_settings_and_text() -> None:
     marks = {fingerprint(study, text) for study in (tiny_study(), tiny_study(seed=1)) for text in ("a", "b")}
     assert len(marks) == 4
     assert fingerprint(tiny_study(), "a") == fingerprint(LpStudy.model_validate(tiny_study().model_dump()), "a")
+
+
+def test_the_folder_of_a_search_is_told_as_such(tmp_path: Path) -> None:
+    about = {"text": {"source": "gl", "target": "en", "pairs": 80, "fingerprint": "0"}}
+    (tmp_path / "study.json").write_text(json.dumps(about))
+    for enter in (StudyFolder.open, lambda path: StudyFolder.create_or_open(path, tiny_study(), TEXT)):
+        with pytest.raises(InputError, match=r"holds a search of qknorm study tune; name another --out"):
+            enter(tmp_path)
+    assert json.loads((tmp_path / "study.json").read_text()) == about

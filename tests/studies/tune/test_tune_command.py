@@ -88,7 +88,7 @@ def test_a_report_without_training(here, tmp_path, capsys):
     capsys.readouterr()
     run(["tune", "--quick", "--report", "--out", str(tmp_path)])
     told = capsys.readouterr().out
-    assert re.search(r"Not finished: [1-3] of 5 runs", told) and "Go on" not in told
+    assert re.search(r"Not finished: 1 of 3 runs", told) and "Go on" not in told
 
 
 def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path):
@@ -142,12 +142,49 @@ def test_another_text_in_the_folder_of_a_search_is_refused(here, data, tmp_path,
         run(words)
 
 
+def test_a_folder_older_than_its_note_of_the_text_is_known_by_its_data(data, tmp_path, tmp_path_factory):
+    other = prepare_copy(tmp_path_factory.mktemp("other"), pairs=60)
+    searching.DataByMerges(data, tmp_path / "data").at(5)
+    require_same_text(other, tmp_path)  # there is no run that could be lost
+    files.write_text(tmp_path / "runs" / "0-0" / "result.json", "{}")
+    require_same_text(data, tmp_path)
+    told = r"a search on 80 pairs of gl→en, not on the text of .*; name another --out"
+    with pytest.raises(InputError, match=told):
+        require_same_text(other, tmp_path)
+    shutil.copytree(other.folder, tmp_path / "data" / "demo")  # as --quick leaves it before it is refused
+    require_same_text(data, tmp_path)
+    with pytest.raises(InputError, match=told):
+        require_same_text(other, tmp_path)
+    next(tmp_path.glob("data/*-5/train.gl")).unlink()  # nothing tells the text any more
+    require_same_text(other, tmp_path)
+
+
+def test_the_folder_of_another_study_is_told_as_such(here, tmp_path):
+    text = tmp_path / "words.txt"
+    text.write_text("to be or not to be, " * 40, encoding="utf-8")
+    out = tmp_path / "out"
+    lp = ["lp", "--text", str(text), "--out", str(out), "--max-minutes", "1e-9", "--device", "cpu", "--workers", "1"]
+    lp += ["--model.context", "12", "--fold-count", "3"]
+    run(lp)
+    before = (out / "study.json").read_bytes()
+    with pytest.raises(InputError, match=r"out holds a study of qknorm study lp; name another --out"):
+        run(["tune", "--quick", "--only", "none", "--out", str(out)])
+    assert (out / "study.json").read_bytes() == before
+
+
+def test_the_folder_of_a_search_is_none_for_lp(data, tmp_path):
+    keep_text(data, tmp_path)
+    with pytest.raises(InputError, match=r"holds a search of qknorm study tune; name another --out"):
+        run(["lp", "--quick", "--device", "cpu", "--out", str(tmp_path)])
+
+
 def test_a_text_cut_into_other_subwords_is_the_same(data, tmp_path):
     keep_text(data, tmp_path)
     require_same_text(searching.DataByMerges(data, tmp_path / "data").at(5), tmp_path)
-    files.write_text(tmp_path / "study.json", "[]")
-    with pytest.raises(InputError, match=r"study\.json is damaged"):
-        require_same_text(data, tmp_path)
+    for content in ("[]", "{", "null", '{"text": {}}'):
+        files.write_text(tmp_path / "study.json", content)
+        with pytest.raises(InputError, match=r"study\.json is damaged"):
+            require_same_text(data, tmp_path)
 
 
 def test_data_that_cannot_be_searched_on_hold_no_folder(data, tmp_path, monkeypatch):
@@ -182,7 +219,7 @@ def test_the_reference_is_the_papers_recipe_with_its_own_merges(data, tmp_path):
     assert search.merges == data.manifest["merges"] and search.max_steps == 7
     config = tmp_path / "my.toml"
     config.write_text("[model]\nheads = 8\n", encoding="utf-8")
-    other = study_tune.Arguments(data=data.folder, config=config, merges=50, against="demo")
+    other = study_tune.Arguments(data=data.folder, out=tmp_path, config=config, merges=50, against="demo")
     search = study_tune._search(study_tune._check(other))
     assert (search.start.model.heads, search.merges, search.reference_merges) == (8, 50, 50)
 
@@ -204,6 +241,6 @@ def test_bad_words_get_a_sentence(words, told, tmp_path, monkeypatch):
         run(["tune", *words])
 
 
-def test_a_language_models_preset_is_refused(data):
+def test_a_language_models_preset_is_refused(data, tmp_path):
     with pytest.raises(InputError, match="preset of a language model"):
-        study_tune._search(study_tune.Arguments(data=data.folder, preset="character-lm"))
+        study_tune._search(study_tune.Arguments(data=data.folder, out=tmp_path, preset="character-lm"))

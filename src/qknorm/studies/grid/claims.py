@@ -1,17 +1,19 @@
 """Who does a job: a file beside it that names a living process, so that nobody does it a second time.
 
-On the machine of its holder a claim ends with its process; seen from another machine it ends when its holder has not
-touched the file for some time, by the clock of the file system that both see.
+On the machine of its holder a claim ends with its process; seen from another machine, or where the system does not tell
+when a process began, it ends when its holder has not touched the file for some time, by the clock of the file system
+that both see.
 """
 
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,10 @@ from qknorm import files
 CLAIM, GUARD, PROBE = "claim.json", ".claim-guard", ".claim-probe"
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 90.0
+BEATS_MISSING = 2
+"""A claim that cannot be read at so many beats in a row is lost; at one, the disk may be away for a moment."""
+PROC = Path("/proc")
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,10 @@ class Holder:
     machine: str
     pid: int
     began: str
-    """When the process began, by its machine: a number that is given again does not make it the same process."""
+    """When the process began, by its machine: a number that is given again does not make it the same process.
+
+    `UNKNOWN` where the machine does not tell.
+    """
     token: str
 
     @classmethod
@@ -64,14 +73,18 @@ class Claim:
                 (self.folder / CLAIM).unlink(missing_ok=True)
 
     def _touch(self) -> None:
+        missing, told = 0, False
         while not self._ended.wait(BEAT_SECONDS):
-            if not self.held():
-                self._on_loss()
-                return
-            try:
-                os.utime(self.folder / CLAIM)
-            except OSError:  # a file system that is away for a moment; the next beat tries again
+            found = _read(self.folder)
+            if found is not None and found.token == self.holder.token:
+                missing = 0
+                with suppress(OSError):  # a file system that is away for a moment; the next beat tries again
+                    os.utime(self.folder / CLAIM)
                 continue
+            missing = missing + 1 if found is None else BEATS_MISSING
+            if missing >= BEATS_MISSING and not told and not self._ended.is_set():
+                told = True
+                self._on_loss()  # if it returns we go on: a disk that comes back may bring the claim with it
 
     def __enter__(self) -> "Claim":
         return self
@@ -85,7 +98,8 @@ class Claim:
 def take(folder: Path, on_loss: Callable[[], None] | None = None) -> Claim | None:
     """A claim on the folder, or None if a living process has one.
 
-    `on_loss` is called if another takes it over, which ends this process unless told otherwise: two must not write.
+    `on_loss` is called, once, if another takes it over or it stays away. If not given, that ends this process: two must
+    not write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _guard(folder):
@@ -101,8 +115,8 @@ def find_holder(folder: Path) -> Holder | None:
     holder = _read(folder)
     if holder is None:
         return None
-    if holder.machine == _machine():
-        return holder if _began(holder.pid) == holder.began else None
+    if holder.machine == _machine() and (began := _began(holder.pid)) != UNKNOWN:
+        return holder if began == holder.began else None
     return None if _age(folder) > STALE_SECONDS else holder
 
 
@@ -132,16 +146,21 @@ def _guard(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with (folder / GUARD).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        file = (folder / GUARD).open("a")
+    except OSError:  # who writes next says what is wrong
+        yield
+        return
+    with file:
+        with suppress(OSError):  # some network file systems refuse it
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _machine() -> str:
     """What tells processes of one numbering from those of another: the machine since it started, the container."""
     parts = [socket.gethostname()]
-    for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        path = Path(name)
+    for path in (PROC / "sys/kernel/random/boot_id", PROC / "self/ns/pid"):
         try:
             parts.append(str(path.readlink()) if path.is_symlink() else path.read_text(encoding="ascii").strip())
         except OSError:
@@ -150,10 +169,12 @@ def _machine() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the system's ticks; empty if it is gone."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").is_file():
+    """When a process began, in the system's ticks; empty if it is gone, `UNKNOWN` if the system does not tell."""
+    if sys.platform == "win32":  # os.kill(pid, 0) would send it Ctrl-C there
+        return UNKNOWN
+    if (PROC / "self/stat").is_file():
         try:
+            stat = PROC / f"{pid}/stat"
             state, *fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except (OSError, ValueError):
             return ""
@@ -164,7 +185,7 @@ def _began(pid: int) -> str:
         return ""
     except PermissionError:
         pass
-    return "alive"
+    return UNKNOWN
 
 
 def _end_process() -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,9 +137,12 @@ class StudyFolder:
         found = [_read_record(file, self.about.fingerprint) for file in sorted((self.path / RUNS).glob("*.json"))]
         return sorted(found, key=lambda each: (ARMS.index(each.run.arm), each.run.p or 0.0, each.run.fold))
 
-    def claim(self) -> Claim:
-        """Keeps others from training here while it is held; refused where another process does."""
-        held = take(self.path)
+    def claim(self, on_loss: Callable[[], None]) -> Claim:
+        """Keeps others from training here while it is held; refused where another process does.
+
+        `on_loss` is called if it is lost, which need not end the study: two that train the same write the same files.
+        """
+        held = take(self.path, on_loss)
         if held is None:
             holder = find_holder(self.path)
             who = f" ({holder.host}, process {holder.pid})" if holder else ""
@@ -191,6 +194,8 @@ def read_about(path: Path) -> About:
     if not file.is_file():
         raise InputError(f"{path} holds no study (it has no {ABOUT}); run qknorm study lp --out {path} first")
     content = _load(file)
+    if isinstance(content, dict) and content.keys() == {"text"}:
+        raise InputError(f"{path} holds a search of qknorm study tune; name another --out, or another to --merge")
     try:
         study = LpStudy.model_validate(content["settings"])
         about = About(study, content["text"], content["fingerprint"])

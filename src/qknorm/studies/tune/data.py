@@ -1,6 +1,7 @@
 """One corpus cut into subwords by several numbers of merges: the same sentences each time, and no test set."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from qknorm.text.prepared import MANIFEST, PreparedData, fingerprint, text_name
 
 TRAINED_ON = ("train", "dev")
 ABOUT = "study.json"
-"""In the folder of a search: the text that it is on."""
+"""In the folder of a search: the text that it is on, and nothing else. `study lp` has a file of this name too."""
 
 
 @dataclass
@@ -68,22 +69,45 @@ def require_same_text(base: PreparedData, out: Path) -> None:
 
     Other merges of the same text are no other text.
     """
-    file = out / ABOUT
-    if not file.is_file():
-        return
-    try:
-        there = json.loads(file.read_text(encoding="utf-8"))["text"]
-        told, mark = f"{there['pairs']:,} pairs of {there['source']}→{there['target']}", there["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{file} is damaged; move it away, or name another --out") from None
-    if mark != _about(base)["fingerprint"]:
-        raise InputError(f"{out} holds a search on {told}, not on the text of {base.folder}; name another --out")
+    texts = [_kept(out)] if (out / ABOUT).is_file() else list(_searched_before(out))
+    mark = _about(base)["fingerprint"] if texts else ""
+    for text in texts:
+        if text["fingerprint"] != mark:
+            told = f"{text['pairs']:,} pairs of {text['source']}→{text['target']}"
+            raise InputError(f"{out} holds a search on {told}, not on the text of {base.folder}; name another --out")
 
 
 def keep_text(base: PreparedData, out: Path) -> None:
     """Writes down which text the searches of a folder are on."""
     if not (out / ABOUT).is_file():
         files.write_json(out / ABOUT, {"text": _about(base)})
+
+
+def _kept(out: Path) -> dict[str, Any]:
+    """The text that the folder's own file tells; refuses one that is damaged, or of another study."""
+    file = out / ABOUT
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "settings" not in content:
+            text = {name: content["text"][name] for name in ("source", "target", "pairs", "fingerprint")}
+            return {**text, "pairs": int(text["pairs"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{file} is damaged; move it away, or name another --out") from None
+    raise InputError(f"{out} holds a study of qknorm study lp; name another --out")
+
+
+def _searched_before(out: Path) -> Iterator[dict[str, Any]]:
+    """The texts of a folder whose search is older than `ABOUT`, by what `DataByMerges` left there; none before a run.
+
+    The demo is passed over: it is prepared before anyone asks whether it may be searched on here.
+    """
+    if not any(out.glob("runs/*")):
+        return
+    for manifest in sorted(out.glob(f"data/*-*/{MANIFEST}")):
+        try:
+            yield _about(PreparedData.load(manifest.parent))
+        except InputError:  # damaged: it tells nothing, and whoever needs it says so
+            continue
 
 
 def _about(base: PreparedData) -> dict[str, Any]:
