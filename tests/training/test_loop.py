@@ -386,3 +386,11 @@ def test_a_model_that_is_large_for_a_cpu_is_told_of(
         monkeypatch.setattr("qknorm.training.fit.MOST_FOR_A_CPU", most)
         train(data, tmp_path / f"run-{most}", settings(max_steps=2), device="cpu")
         assert ("hours to days" in " ".join(capsys.readouterr().out.split())) is told
+
+
+def test_a_training_that_ends_within_its_warm_up_is_told_of(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for warmup, told in ((2, True), (1, False)):
+        train(data, tmp_path / f"run-{warmup}", settings(max_steps=2, schedule=Schedule(warmup=warmup)), device="cpu")
+        assert ("(2) ends within the warm-up (2 steps)" in " ".join(capsys.readouterr().out.split())) is told

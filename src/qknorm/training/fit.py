@@ -246,3 +246,10 @@ def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
     )
     if trainer.team.device.type == "cpu" and parameters > MOST_FOR_A_CPU:
         recorder.message(TOO_LARGE, "yellow")
+    steps, warmup = trainer.settings.max_steps, trainer.settings.schedule.warmup
+    if 0 < steps <= warmup:
+        recorder.message(
+            f"training.max_steps ({steps:,}) ends within the warm-up ({warmup:,} steps), before the learning rate is "
+            f"at its peak; lower training.schedule.warmup too",
+            "yellow",
+        )
