@@ -30,11 +30,16 @@ def check_mask(mask: Tensor, b: int, h: int, t: int, s: int) -> None:
 
     Its last dimensions are to be 1, or those of (b, h, t, s).
     """
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"the mask is {mask.dtype}; give bool (True = may attend), or floating point to be added")
+    check_dtype(mask, "the mask", "may attend")
     fits = all(have in (1, want) for have, want in zip(reversed(mask.shape), (s, t, h, b), strict=False))
     if mask.dim() > 4 or not fits:
         raise ValueError(f"the mask's shape {tuple(mask.shape)} does not fit (batch, heads, t, s) = {(b, h, t, s)}")
+
+
+def check_dtype(mask: Tensor, name: str, true: str) -> None:
+    """Refuses a mask, called `name`, that is neither yes and no, of which True means `true`, nor to be added."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{name} is {mask.dtype}; give bool (True = {true}), or floating point to be added")
 
 
 def plain_mask(mask: Tensor | Visibility | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from qknorm.attention.attend import attend, attend_normalised_keys, attend_valid, attend_with_weights, may_fuse
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.cut import cut_heads, cut_heads_with_room
-from qknorm.attention.masks import Visibility, causal_mask
+from qknorm.attention.masks import Visibility, causal_mask, check_dtype
 from qknorm.attention.norm import Backend, Kind, QKNorm, Span
 from qknorm.attention.rotary import rotary_angles, rotate
 
@@ -296,8 +296,8 @@ class MultiheadAttention(nn.Module):
     def _merge_masks(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, keys: int) -> Tensor | None:
         """Torch's two masks as one for `attend`: boolean with True = may attend, or additive if either is."""
         for name, given in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-            if given is not None and given.dtype != torch.bool and not given.is_floating_point():
-                raise ValueError(f"{name} is {given.dtype}; give bool (True = hidden), or floating point to be added")
+            if given is not None:
+                check_dtype(given, name, "hidden")
         if attn_mask is not None and attn_mask.dim() == 3:  # (batch · heads, t, s), or heads alone when unbatched
             attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
         masks = [

@@ -10,14 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import (
-    draw_table,
-    follow,
-    require_finished,
-    some_finished,
-    tell_failures,
-    tell_page,
-)
+from qknorm.cli.grid_display import draw_table, follow, require_finished, some_finished, tell_failures, tell_page
 from qknorm.cli.study_paper_figures import look_inside
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo

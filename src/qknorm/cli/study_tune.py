@@ -9,14 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import (
-    draw_table,
-    follow,
-    require_finished,
-    some_finished,
-    tell_failures,
-    tell_page,
-)
+from qknorm.cli.grid_display import draw_table, follow, require_finished, some_finished, tell_failures, tell_page
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo

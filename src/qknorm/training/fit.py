@@ -236,7 +236,7 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
-    """Says what is trained, and so if it is large for where."""
+    """Says what is trained, and what of it is likely a mistake."""
     parameters = sum(p.numel() for p in trainer.model.parameters())
     scale = f", g starts at {facts.scale_init:.3f} (L = {facts.scale_length:g})" if facts.scale_init else ""
     recorder.message(
@@ -247,9 +247,9 @@ def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
     if trainer.team.device.type == "cpu" and parameters > MOST_FOR_A_CPU:
         recorder.message(TOO_LARGE, "yellow")
     steps, warmup = trainer.settings.max_steps, trainer.settings.schedule.warmup
-    if 0 < steps <= warmup:
+    if steps <= warmup:
         recorder.message(
-            f"training.max_steps ({steps:,}) ends within the warm-up ({warmup:,} steps), before the learning rate is "
-            f"at its peak; lower training.schedule.warmup too",
+            f"training.max_steps ({steps:,}) ends within the warm-up ({warmup:,} steps), so that the learning rate "
+            f"only rises; lower training.schedule.warmup too",
             "yellow",
         )
