@@ -51,22 +51,24 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
             "training.stop_after": None,
         },
     ),
-    "steps": _values("training.max_steps", 60_000, 15_000),
+    "steps": _values("training.max_steps", 60_000, 30_000, 15_000),
     "dropout": _together(_DROPOUTS, 0.2, 0.3, 0.4),
     "bpe-dropout": _values("training.bpe_dropout", 0.1, 0.05, 0.2, 0.0),
-    "learning-rate": _values("training.schedule.peak", 1e-3, 4e-4),
-    "feed-forward": _values("model.feed_forward", 2_048, 512),
-    "batch": _values("training.batch_tokens", 8_192, 2_048),
-    "layers": _together(("model.encoder_layers", "model.decoder_layers"), 6, 4, 3),
-    "label-smoothing": _values("training.label_smoothing", 0.2, 0.4),
-    "heads": _values("model.heads", 8, 2),
-    "attention-dropout": _values("model.dropout.attention", 0.1),
-    "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1),
-    "width": _values("model.width", 256),
+    "learning-rate": _values("training.schedule.peak", 1e-3, 7e-4, 4e-4),
+    "feed-forward": _values("model.feed_forward", 2_048, 1_024, 512),
+    "batch": _values("training.batch_tokens", 8_192, 4_096, 2_048),
+    "layers": _together(("model.encoder_layers", "model.decoder_layers"), 6, 5, 4, 3),
+    "label-smoothing": _values("training.label_smoothing", 0.1, 0.2, 0.4),
+    "heads": _values("model.heads", 8, 4, 2),
+    "attention-dropout": _values("model.dropout.attention", 0.1, 0.3),
+    "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1, 0.3),
+    "width": _values("model.width", 512, 256),
     "norm": _values("model.norm", "scale", "rms", "layer"),
-    "positions": _values("model.positions", "rotary"),
+    "positions": _values("model.positions", "sinusoid", "rotary"),
 }
-"""Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
+"""Our preset's own values among them, for a search that starts elsewhere.
+
+Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
 
 QUICK = ("merges", "heads", "learning-rate")
 """What the quick form tries."""
