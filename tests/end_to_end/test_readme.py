@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,11 @@ def test_the_table_of_presets_is_complete() -> None:
     pairs = re.findall(r"`-([a-z]{2}-[a-z]{2})`", text)
     named = {*first, *(f"paper-{system}-{pair}" for system in ("qknorm", "baseline") for pair in pairs)}
     assert named == set(PRESETS)
+
+
+def test_the_page_of_settings_is_what_the_source_says() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_settings.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["make_page"](), "run python docs/make_settings.py"
 
 
 def test_the_map_names_files_that_exist() -> None:

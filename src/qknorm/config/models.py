@@ -77,7 +77,9 @@ class Model(Settings):
     feed_forward: int = Field(default=2048, ge=1)
     """Size of the hidden layer of each feed-forward sublayer."""
     encoder_layers: int = Field(default=6, ge=1)
+    """Layers that read the source."""
     decoder_layers: int = Field(default=6, ge=1)
+    """Layers that write the translation."""
     heads: int = Field(default=8, ge=1)
     """Attention heads; the width must be a multiple."""
     kv_heads: int | None = Field(default=None, ge=1)
@@ -100,6 +102,7 @@ class Model(Settings):
     rotary_order: Literal["before_norm", "after_norm"] = "after_norm"
     """Whether rotary positions turn queries and keys before or after they are normalised."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """In the feed-forward sublayers; swiglu has a gate, a third matrix."""
     init: Literal["paper", "xavier"] = "paper"
     """The paper's normal distributions, or Xavier uniform."""
     dropout: Dropout = Dropout()
@@ -138,6 +141,7 @@ class LanguageModel(Settings):
     feed_forward: int = Field(default=1_536, ge=1)
     """Size of the hidden layer of each feed-forward sublayer."""
     layers: int = Field(default=6, ge=1)
+    """Each an attention and a feed-forward sublayer."""
     heads: int = Field(default=6, ge=1)
     """Attention heads; the width must be a multiple."""
     kv_heads: int | None = Field(default=None, ge=1)
@@ -152,6 +156,7 @@ class LanguageModel(Settings):
     rotary_order: Literal["before_norm", "after_norm"] = "after_norm"
     """Whether rotary positions turn queries and keys before or after they are normalised."""
     activation: Literal["relu", "gelu", "swiglu"] = "gelu"
+    """In the feed-forward sublayers; swiglu has a gate, a third matrix."""
     biases: bool = False
     """Whether linear maps and LayerNorms have biases."""
     tie: bool = True

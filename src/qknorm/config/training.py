@@ -14,7 +14,8 @@ class Schedule(Settings):
     """The learning rate over the steps."""
 
     kind: Literal["plateau", "inverse-sqrt", "cosine"] = "inverse-sqrt"
-    """plateau: flat, times `decay` when dev BLEU falls below each of the last `patience` (the paper's)."""
+    """plateau: flat, times `decay` when dev BLEU falls below each of the last `patience` (the paper's); the others
+    fall by their formula from the end of the warm-up on."""
     peak: float | None = Field(default=None, gt=0)
     """The highest learning rate; width^-0.5 · warmup^-0.5 if not given."""
     warmup: int = Field(default=4_000, ge=0)
@@ -31,6 +32,7 @@ class Decoding(Settings):
     """How translations are searched for."""
 
     beam: int = Field(default=4, ge=1)
+    """Hypotheses kept at every step; 1 is greedy search."""
     length_penalty: float = Field(default=0.6, ge=0)
     """Exponent of the GNMT length penalty ((5 + n)/6)^α."""
     extra_length: int = Field(default=50, ge=1)
@@ -58,20 +60,25 @@ class Optimisation(Settings):
     """What every training has to say, whatever it trains."""
 
     seed: int = Field(default=0, ge=0)
+    """Of the first weights, dropout, and the order of the text."""
     accumulate: int = Field(default=1, ge=1)
     """Batches to one step."""
     max_steps: int = Field(default=100_000, ge=1)
+    """Stop after so many steps; a cosine is as long."""
     max_minutes: float | None = Field(default=None, gt=0)
     """Stop after so much wall time."""
     evaluate_every: int = Field(default=500, ge=1)
     """Steps between evaluations on dev."""
     max_evaluations: int | None = Field(default=None, ge=1)
+    """Stop after so many evaluations."""
     stop_after: int | None = Field(default=None, ge=1)
     """Stop when dev BLEU, or a language model's dev loss, has not improved for so many evaluations."""
     clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)
+    """How long AdamW remembers gradients and their squares."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's pull of the weights to zero, times the learning rate."""
     decay_matrices_only: bool = False
     """Leave biases, norms and scales out of weight decay."""
     schedule: Schedule = Schedule()
@@ -89,6 +96,7 @@ class Optimisation(Settings):
     keep: int = Field(default=3, ge=1)
     """Checkpoints kept besides the best. On a GPU one that is not the best is written every ten seconds at most."""
     tensorboard: bool = False
+    """Write the metrics for TensorBoard as well."""
 
 
 class Training(Optimisation):
@@ -99,6 +107,7 @@ class Training(Optimisation):
     dev_sentences: int | None = Field(default=None, ge=1)
     """Translate only the first so many dev sentences for BLEU."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the wanted probability that is spread over all types that may be produced."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of BPE merges skipped at random, anew every epoch (Provilkov et al. 2020)."""
 
@@ -111,10 +120,13 @@ class LanguageModelTraining(Optimisation):
     held_out: float = Field(default=0.1, gt=0, lt=1)
     """Share of the text, at its end, that is kept as the dev set."""
     max_steps: int = Field(default=5_000, ge=1)
+    """Stop after so many steps; a cosine is as long."""
     evaluate_every: int = Field(default=250, ge=1)
     """Steps between evaluations on dev."""
     betas: tuple[Beta, Beta] = (0.9, 0.99)
+    """How long AdamW remembers gradients and their squares."""
     weight_decay: float = Field(default=0.1, ge=0)
+    """AdamW's pull of the weights to zero, times the learning rate."""
     decay_matrices_only: bool = True
     """Leave biases, norms and scales out of weight decay."""
     schedule: Schedule = Schedule(kind="cosine", peak=1e-3, warmup=100, floor=1e-4)
