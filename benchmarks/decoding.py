@@ -6,12 +6,13 @@
     python benchmarks/decoding.py --smoke                                # tiny, to see that everything still runs
 
 The search of the paper's released code, as we restate it, does the same work beside ours; on the CPU CTranslate2 too,
-with a model of the same size in its own layers (dot-product attention; it has no QKNorm), where it is installed. Random
-weights never end a sentence on their own, so each one is held to the same number of steps.
+with a model of the same size in its own layers (dot-product attention; it has no QKNorm), where it is installed. All
+weights are random, and no sentence may end before its limit, so that each one takes the same number of steps.
 """
 
 import argparse
 import functools
+import math
 import platform
 import statistics
 import time
@@ -22,12 +23,12 @@ import torch
 from torch import Tensor
 
 from qknorm.config import Model
-from qknorm.decoding.recorded import RecordedDecoder
 from qknorm.decoding.recorded_search import RecordedSearch
 from qknorm.decoding.search import Stepper, beam_search
 from qknorm.decoding.translate import ModelStepper
 from qknorm.models.quantized import quantize
 from qknorm.models.translator import Translator, start_of_scale
+from qknorm.specials import END
 from qknorm.studies.recipes import preset
 from qknorm.training.fit import quick_kernels
 from training_peers import ReleasedModel
@@ -59,10 +60,10 @@ class Uncached:
 
 
 def forced(make: Callable[[Tensor, int], Stepper], source: Tensor, beam: int, steps: int, at_once: int) -> None:
-    """Decodes all sentences, each held to so many steps."""
+    """Decodes all sentences with a model that ends none, each in so many steps."""
     for part in source.split(at_once):
         limits = torch.full((len(part),), steps, device=part.device)
-        found = beam_search(make(part, beam), len(part), limits, beam=beam, min_length=steps)
+        found = beam_search(make(part, beam), len(part), limits, beam=beam)
         assert all(len(best.tokens) == steps for best, *_ in found)
 
 
@@ -70,7 +71,7 @@ def forced_whole(search: RecordedSearch, source: Tensor, args: argparse.Namespac
     """The same by whole recorded steps."""
     for part in source.split(args.at_once):
         limits = torch.full((len(part),), args.steps)
-        found = search(part, limits, beam=args.beam, min_length=args.steps)
+        found = search(part, limits, beam=args.beam)
         assert all(len(best.tokens) == args.steps for best, *_ in found)
 
 
@@ -101,11 +102,11 @@ def profile(jobs: dict[str, Callable[[], object]]) -> None:
 def measure_run(args: argparse.Namespace) -> None:
     """Sentences a second of a trained run on a split of its data, all of `translate` included."""
     from qknorm.text.prepared import PreparedData
-    from qknorm.training.run_folder import load, read_run
+    from qknorm.training.run_folder import load_translator, read_run
 
     data = PreparedData.load(Path(read_run(args.run)[1].data))
     texts = data.split(args.split).text(data.source)
-    translator = load(args.run, device=args.device, precision=args.dtype, quantize=args.quantize)
+    translator = load_translator(args.run, device=args.device, precision=args.dtype, quantize=args.quantize)
     with quick_kernels(torch.device(args.device)):
         seconds = measure({"run": lambda: translator.translate(texts)}, args.rounds)["run"]
     print(f"{len(texts):,} sentences in {seconds:.2f} s: {len(texts) / seconds:.1f} sentences/s on {args.device}")
@@ -115,6 +116,7 @@ def our_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[]
     """Our ways to decode, by name."""
     device = torch.device(args.device)
     model = Translator(args.vocabulary, settings, scale_init=start_of_scale(settings, 79)).to(device).eval()
+    model.output_bias[END] = -math.inf
     source = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=device)
 
     def job(make: Callable[[Tensor, int], Stepper], dtype: str) -> Callable[[], None]:
@@ -128,7 +130,6 @@ def our_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[]
     jobs: dict[str, Callable[[], object]] = {f"ours, {dtype}": job(stepper, dtype) for dtype in ("float32", "bfloat16")}
     if device.type == "cuda":
         for dtype in ("float32", "bfloat16"):
-            jobs[f"ours, {dtype}, recorded steps"] = job(RecordedDecoder(model, getattr(torch, dtype)), dtype)
             whole = RecordedSearch(model, getattr(torch, dtype))
             jobs[f"ours, {dtype}, recorded search"] = functools.partial(forced_whole, whole, source, args)
     else:
@@ -144,7 +145,9 @@ def peer_jobs(args: argparse.Namespace, settings: Model) -> dict[str, Callable[[
     from decoding_released import ReleasedStepper
 
     ids = torch.randint(4, args.vocabulary, (args.sentences, args.length), device=args.device)
-    released = functools.partial(ReleasedStepper, ReleasedModel(args.vocabulary, settings).to(args.device).eval())
+    model = ReleasedModel(args.vocabulary, settings).to(args.device).eval()
+    model.bias[END] = -math.inf
+    released = functools.partial(ReleasedStepper, model)
     jobs: dict[str, Callable[[], object]] = {
         "released code, restated (float32)": lambda: forced(released, ids, args.beam, args.steps, args.at_once)
     }

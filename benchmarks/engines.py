@@ -32,7 +32,7 @@ from qknorm.specials import END
 from qknorm.studies.recipes import preset
 from qknorm.text.prepared import PreparedData
 from qknorm.text.subwords import SPECIALS, Tokenizer
-from qknorm.training.run_folder import load, read_run
+from qknorm.training.run_folder import load_translator, read_run
 
 ENGINES = {"onnx": ("ONNX Runtime", onnx.write_folder), "ctranslate2": ("CTranslate2", ctranslate2.write_folder)}
 FIRST_TYPE = 0x4E00
@@ -68,7 +68,7 @@ def trained(run: Path, split: str, sentences: int | None) -> Work:
     data = PreparedData.load(Path(read_run(run)[1].data))
     pairs = data.split(split)
     texts, references = (pairs.text(language)[:sentences] for language in (data.source, data.target))
-    return Work(load(run, device="cpu"), texts, references, [])
+    return Work(load_translator(run, device="cpu"), texts, references, [])
 
 
 def drawn(settings: Model, types: int, sentences: int, length: int, steps: int) -> Work:

@@ -108,12 +108,12 @@ def measure(evaluator: Evaluator, model: Translator, rounds: int) -> Clock:
 
 def open_run(args: argparse.Namespace) -> tuple[PreparedData, Translator, Decoding]:
     """A trained run's data, model and settings, or data with random weights."""
-    from qknorm.training.run_folder import load, read_run
+    from qknorm.training.run_folder import load_translator, read_run
 
     if args.run:
         settings, about = read_run(args.run)
         data = PreparedData.load(args.data or Path(about.data))
-        return data, load(args.run, device=args.device).model, settings.decoding
+        return data, load_translator(args.run, device=args.device).model, settings.decoding
     data = PreparedData.load(args.data)
     chosen = preset(args.preset)
     shape: Model = chosen.model

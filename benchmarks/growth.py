@@ -29,7 +29,8 @@ from qknorm.models.translator import Translator, start_of_scale
 from qknorm.studies.recipes import preset
 from qknorm.training.fast import choose_fast
 from qknorm.training.fit import quick_kernels
-from qknorm.training.step import TrainingStep
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.step import Objective, TrainingStep
 
 DOUBLINGS = 4
 LARGEST_HEAD = 256  # that fast attention takes on a GPU
@@ -70,7 +71,8 @@ def make_step(
     settings = preset("low-resource").model.model_copy(update=shape)
     model = Translator(vocabulary, settings, scale_init=start_of_scale(settings, max(2, sizes["length"]))).to(device)
     training = Training(precision=precision, compile=None if device.type == "cuda" else False)  # type: ignore[arg-type]
-    step = TrainingStep(model, model, training, device, fast=choose_fast(model, training))
+    objective = Objective(label_smoothed_loss, (model.allowed, training.label_smoothing))
+    step = TrainingStep(model, model, training, device, objective, choose_fast(model, training))
     return step, torch.randint(4, vocabulary, (sizes["batch"], sizes["length"]), device=device)
 
 

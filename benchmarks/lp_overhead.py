@@ -1,4 +1,4 @@
-"""What a step of the Lp study costs: models stacked and side by side, processes, and p ≠ 2 against p = 2.
+"""What a step of the Lp study costs: models in one stack, processes, and p ≠ 2 against p = 2.
 
     python benchmarks/lp_overhead.py                                        # everything, on this machine's device
     python benchmarks/lp_overhead.py --only fused --models 1 2 5
@@ -24,19 +24,17 @@ from typing import Any
 import torch
 
 from qknorm.studies.lp.corpus import Text, find_text
-from qknorm.studies.lp.design import EXPONENTS, LpStudy, Run, make_run, quick_study, resolve_precision
+from qknorm.studies.lp.design import LpStudy, Run, make_run, quick_study, resolve_precision
 from qknorm.studies.lp.stack import Stack
 from qknorm.studies.lp.training import Execution, make_stack
+from qknorm.studies.published import LP_EXPONENTS
 from training_profile import print_profile
 
 WAYS = {
-    "side-by-side, plain": Execution(),
-    "side-by-side, fused": Execution(layers="fused"),
-    "side-by-side, fused, 1 stream": Execution(layers="fused", streams=1),
-    "side-by-side, fused, 2 streams": Execution(layers="fused", streams=2),
-    "side-by-side, compiled": Execution(layers="compiled"),
-    "stacked, plain": Execution(together="stacked"),
-    "stacked, compiled": Execution(together="stacked", layers="compiled"),
+    "plain": Execution(),
+    "fused": Execution(layers="fused"),
+    "fused, 1 stream": Execution(layers="fused", streams=1),
+    "fused, 2 streams": Execution(layers="fused", streams=2),
 }
 RUNS_OF_AN_ARM, RUNS_OF_ALL_ARMS = 70, 140  # p = 2 is shared by two arms, and dot products have no p
 
@@ -57,7 +55,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if options.profile:
-        way = "side-by-side, fused" if options.gpu_ways else "side-by-side, plain"
+        way = "fused" if options.gpu_ways else "plain"
         stack = stack_of([Run("same-scale", options.p, 0)], options, WAYS[way])
         stack.run(options.steps)
         print_profile(way, lambda: stack.run(1), options.device == "cuda")
@@ -106,8 +104,6 @@ def stack_of(runs: list[Run], options: argparse.Namespace, way: Execution) -> St
     text: Text = find_text(options.text, study.characters)
     folds = [make_run(run.arm, run.p, run.fold % study.fold_count) for run in runs]
     execution = dataclasses.replace(way, device=options.device)
-    if way.compiles_for_each_p:
-        torch.compiler.reset()  # a program for every p would pass the compiler's limit; recorded steps need none
     return make_stack(folds, study, text, execution)
 
 
@@ -193,7 +189,7 @@ def show_stacks(stacks: dict[str, dict[int, dict[str, float]]], options: argpars
 
 
 def show_processes(options: argparse.Namespace) -> list[str]:
-    way = WAYS["side-by-side, fused" if options.gpu_ways else "side-by-side, plain"]
+    way = WAYS["fused" if options.gpu_ways else "plain"]
     lines = ["One model in each of several processes:", "", "| processes | ms a step and model |", "|---|---|"]
     context = multiprocessing.get_context("spawn")
     for count in options.processes:
@@ -228,10 +224,10 @@ def one_process(options: argparse.Namespace, way: Execution, together: Any, answ
 
 def show_overhead(stacks: dict[str, dict[int, dict[str, float]]], options: argparse.Namespace) -> list[str]:
     """Every p in turn, round by round, so that what disturbs the machine disturbs all alike."""
-    good = [(found[1]["ms"], way) for way, found in stacks.items() if 1 in found and way.startswith("side")]
-    way = min(good)[1] if good else "side-by-side, plain"
+    good = [(found[1]["ms"], way) for way, found in stacks.items() if 1 in found]
+    way = min(good)[1] if good else "plain"
     cases: dict[str, Stack] = {"dot product": stack_of([Run("dot-product", None, 0)], options, WAYS[way])}
-    for p in (2.0, 3.0) if options.smoke else EXPONENTS:
+    for p in (2.0, 3.0) if options.smoke else LP_EXPONENTS:
         cases[f"p = {p:g}"] = stack_of([Run("same-scale", p, 0)], options, WAYS[way])
     for stack in cases.values():
         stack.run(options.steps)

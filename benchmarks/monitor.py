@@ -29,7 +29,8 @@ from qknorm.inspection.monitor import AttentionMonitor
 from qknorm.inspection.observer import AttentionObserver
 from qknorm.models.translator import Translator
 from qknorm.studies.recipes import preset
-from qknorm.training.step import TrainingStep
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.step import Objective, TrainingStep
 
 Step = Callable[[], object]
 
@@ -131,7 +132,9 @@ def trained(args: argparse.Namespace) -> str:
     model = Translator(8_000, settings, scale_init=12.0).to(device).train()
     sentences, length = (4, 16) if args.smoke else (4_096 // 32, 32)
     batch = tuple(torch.randint(4, 8_000, (sentences, length), device=device) for _ in range(3))
-    stepper, observer, steps = TrainingStep(model, model, Training(), device), AttentionObserver(), iter(range(1 << 60))
+    training, observer, steps = Training(), AttentionObserver(), iter(range(1 << 60))
+    objective = Objective(label_smoothed_loss, (model.allowed, training.label_smoothing))
+    stepper = TrainingStep(model, model, training, device, objective)
 
     def step() -> None:
         stepper([batch], sentences * length, 1e-4)

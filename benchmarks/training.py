@@ -32,7 +32,8 @@ from qknorm.models.translator import Translator
 from qknorm.studies.recipes import preset
 from qknorm.training.fast import Fast
 from qknorm.training.fit import quick_kernels
-from qknorm.training.step import TrainingStep
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.step import Objective, TrainingStep
 from training_peers import ReleasedModel, Step, TorchModel, marian, plain_step, x_transformers
 from training_profile import matrix_rate, print_profile
 
@@ -53,7 +54,8 @@ def our_step(
     """Ours, with layers compiled one by one, or with the whole model compiled for this shape alone."""
     precision = "bfloat16" if half else "float32"
     settings = Training(precision=precision, compile=compiled == "layers")
-    step = TrainingStep(model, model, settings, batch[0].device, fast=fast)
+    objective = Objective(label_smoothed_loss, (model.allowed, settings.label_smoothing))
+    step = TrainingStep(model, model, settings, batch[0].device, objective, fast)
     if compiled == "whole":
         mode = "max-autotune-no-cudagraphs"
         model.forward = torch.compile(model.forward, mode=mode, dynamic=False)  # type: ignore[method-assign]

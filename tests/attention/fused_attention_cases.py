@@ -284,6 +284,23 @@ def test_the_module(settings: dict[str, Any]) -> None:
         module(x, x, x, attn_mask=~causal_mask(6, 6, DEVICE), need_weights=False)
 
 
+@pytest.mark.parametrize("rotary", ["none", "before_norm"])
+@pytest.mark.parametrize("extra", [False, True])
+def test_the_module_on_the_last_queries_alone(rotary: Any, extra: bool) -> None:
+    module = MultiheadAttention(32, 2, batch_first=True, rotary=rotary, add_zero_attn=extra, add_bias_kv=extra)
+    module, x = module.to(DEVICE), draw(2, 6, 32)
+    whole = module(x, x, x, is_causal=True)[0]
+    module.backend = "fused"
+    if extra:  # whose mask differs from query to query where it is to be causal
+        found = module(x[:, -2:], x, x, need_weights=False)[0]
+        expected = module(x[:, -2:], x, x)[0]
+    else:
+        found, expected = module(x[:, -2:], x, x, need_weights=False, is_causal=True)[0], whole[:, -2:]
+        hint = {"attn_mask": ~causal_mask(6, 6, DEVICE), "is_causal": True, "need_weights": False}
+        torch.testing.assert_close(module(x, x, x, **hint)[0], whole, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_autocast_gives_what_it_gives_elsewhere() -> None:
     q, k, v = draw_all(5, 7, 16)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qknorm import attend
 from qknorm.attention.dropout import Dropout, dropout
 
 
@@ -53,3 +54,18 @@ def test_nothing_is_dropped_outside_training() -> None:
     x = torch.randn(5)
     assert Dropout(0.5).eval()(x) is x
     assert dropout(x, 0.0) is x
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_vmap_draws_as_it_was_told_to(randomness: str) -> None:
+    x = torch.ones(6, 5_000)
+    found = torch.func.vmap(lambda row: dropout(row, 0.25), randomness=randomness)(x)
+    assert float((found == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
+    assert found[found != 0].unique().tolist() == pytest.approx([4 / 3])
+    assert torch.equal(found[0], found[1]) == (randomness == "same")
+
+
+def test_attention_drops_weights_under_vmap() -> None:
+    q = torch.randn(6, 1, 2, 4, 8)
+    mapped = torch.func.vmap(lambda x: attend(x, x, x, scale=1.0, dropout=0.5), randomness="different")(q)
+    assert mapped.shape == q.shape and not torch.allclose(mapped, attend(q[:, 0], q[:, 0], q[:, 0], scale=1.0)[:, None])

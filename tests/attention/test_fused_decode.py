@@ -67,7 +67,7 @@ def test_keys_and_values_are_read_16_bytes_at_a_time(fits: bool, kind: int) -> N
     assert program.count("cp.async.cg.shared.global") >= 2 * 64 * 64 * 2 // (64 * 16)  # by 64 threads
 
 
-@pytest.mark.parametrize("settings", [{}, {"rotary": "before_norm"}, {"p": 3.0, "scale_per_head": True}])
+@pytest.mark.parametrize("settings", [{}, {"qk_norm": "rms"}, {"p": 3.0, "scale_per_head": True}])
 def test_a_cache_read_by_a_compiled_module(settings: dict[str, Any]) -> None:
     module = MultiheadAttention(16, 2, batch_first=True, **settings).eval()
     x, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)

@@ -104,7 +104,7 @@ def test_a_mask_that_does_not_fit_the_keys_is_refused() -> None:
     module, cache = MultiheadAttention(16, 2, batch_first=True), KeyValueCache()
     x = torch.randn(2, 5, 16)
     module(x, x, x, need_weights=False, cache=cache)
-    with pytest.raises(ValueError, match="over 5 keys does not fit 10 keys"):
+    with pytest.raises(ValueError, match=r"\(2, 5\), but should have \(2, 10\)"):
         module(x, x, x, need_weights=False, cache=cache, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
 
 

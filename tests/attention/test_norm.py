@@ -1,4 +1,6 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import naive
 import numpy as np
@@ -8,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from qknorm import QKNorm, initial_scale, lp_normalize, matched_scale
-from qknorm.attention import norm
+from qknorm import QKNorm, attend, initial_scale, lp_normalize, matched_scale
+from qknorm.attention import direction
 
 PS = [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf]
 sizes = st.floats(-30, 30)
@@ -116,11 +118,11 @@ def test_any_dimension(dim: int) -> None:
 def test_plain_squares_give_what_safe_ones_give(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     x = (size * torch.randn(3, 5, 16)).requires_grad_()
     weight = torch.randn(3, 5, 16)
-    plain = norm._plain_direction(x.detach(), -1, torch.finfo(torch.float32).tiny)
+    plain = direction._plain_direction(x.detach(), -1, torch.finfo(torch.float32).tiny)
     assert (plain is not None) == (1e-15 < size < 1e15)
     found = lp_normalize(x)
     (gradient,) = torch.autograd.grad((found * weight).sum(), x)
-    monkeypatch.setattr(norm, "_plain_direction", lambda *_: None)
+    monkeypatch.setattr(direction, "_plain_direction", lambda *_: None)
     safe = lp_normalize(x)
     torch.testing.assert_close(found, safe, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(gradient, torch.autograd.grad((safe * weight).sum(), x)[0], rtol=1e-5, atol=1e-6 / size)
@@ -129,8 +131,77 @@ def test_plain_squares_give_what_safe_ones_give(size: float, monkeypatch: pytest
 def test_a_tensor_that_stands_for_others_is_not_looked_at() -> None:
     seen = make_fx(lambda x: lp_normalize(x))(torch.randn(2, 4))
     torch.testing.assert_close(seen(torch.zeros(2, 4)), torch.zeros(2, 4))  # traced with numbers that were in range
-    assert norm._plain_direction(torch.empty(0, 4), -1, 0.0) is None
-    assert norm._plain_direction(torch.empty(2, 4, device="meta"), -1, 0.0) is None
+    assert direction._plain_direction(torch.empty(0, 4), -1, 0.0) is None
+    assert direction._plain_direction(torch.empty(2, 4, device="meta"), -1, 0.0) is None
+
+
+@pytest.mark.parametrize("p", [*PS, "learned"])
+def test_derivatives_both_ways_and_in_every_order(p: float | str) -> None:
+    x = rows(20, 3, 5, dtype=torch.float64)
+    x[1] = 0.0  # padding: zeros, and no gradient of any order
+    learned = torch.tensor([[1.7], [2.5], [3.0]], dtype=torch.float64)
+
+    def loss(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return lp_normalize(x, q if p == "learned" else p).sin().sum()  # type: ignore[arg-type]
+
+    def both(transform: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+        return transform(function, argnums=(0, 1))
+
+    fwd, rev = torch.func.jacfwd, torch.func.jacrev
+    first = both(rev, loss)(x, learned)
+    assert bool((first[0][1] == 0).all()) and bool((first[0][0] != 0).any())
+    for found, expected in zip(both(fwd, loss)(x, learned), first, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    twice = [sum(both(a, both(b, loss))(x, learned), ()) for a, b in ((rev, rev), (fwd, rev), (rev, fwd), (fwd, fwd))]
+    assert all(bool(each.isfinite().all()) for each in twice[0])
+    assert bool((twice[0][0][1] == 0).all()) and bool((twice[0][0][0] != 0).any())
+    for order in twice[1:]:
+        for found, expected in zip(order, twice[0], strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    if p == "learned":
+        x, learned = rows(20, 3, 5, dtype=torch.float64).requires_grad_(), learned.requires_grad_()
+        assert torch.autograd.gradcheck(lp_normalize, (x, learned), check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(lp_normalize, (x, learned), check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("p", [3.0, 4.0])
+def test_zeros_give_numbers_in_double_backward(p: float) -> None:
+    """Single zeros in a row, where p is learned: the slope of xlogy there was no number."""
+    x = torch.tensor([[1.0, 0.0, -2.0], [0.0, 0.0, 0.0], [0.0, 3.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    q = torch.full((3, 1), p, dtype=torch.float64, requires_grad=True)
+    first = torch.autograd.grad(lp_normalize(x, q).sin().sum(), (x, q), create_graph=True)
+    found = torch.autograd.grad(sum(each.square().sum() for each in first), (x, q))
+    near = (x.detach() + 1e-7 * torch.tensor([[1.0], [0.0], [1.0]], dtype=torch.float64)).requires_grad_()
+    first = torch.autograd.grad(lp_normalize(near, q).sin().sum(), (near, q), create_graph=True)
+    expected = torch.autograd.grad(sum(each.square().sum() for each in first), (near, q))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert bool((found[0][1] == 0).all()) and float(found[1][1]) == 0
+
+
+def test_attention_derives_forward() -> None:
+    q = rows(21, 1, 2, 3, 4, dtype=torch.float64)
+
+    def output(q: torch.Tensor) -> torch.Tensor:
+        return attend(q, q.flip(2), q, scale=3.0, p=2.0)
+
+    expected = torch.einsum("...bhtd,bhtd->...", torch.func.jacrev(output)(q), q + 1)
+    torch.testing.assert_close(torch.func.jvp(output, (q,), (q + 1,))[1], expected)
+    assert torch.func.hessian(lambda q: output(q).sin().sum())(q).shape == (*q.shape, *q.shape)
+
+
+def test_a_p_for_each_under_vmap() -> None:
+    x, p = rows(22, 3, 4, 5), torch.tensor([2.0, 3.0, 4.5])
+    expected = torch.stack([lp_normalize(each, float(one)) for each, one in zip(x, p, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(lp_normalize)(x, p), expected)
+    slopes = torch.func.vmap(torch.func.grad(lambda p, x: lp_normalize(x, p).sin().sum()))(p, x)
+    q = p.clone().requires_grad_()
+    torch.testing.assert_close(slopes, torch.autograd.grad(lp_normalize(x, q.view(3, 1, 1)).sin().sum(), q)[0])
+    for transformed in (
+        torch.func.vmap(lp_normalize),
+        torch.func.grad(lambda x, p: lp_normalize(x, p[:, None, None]).sum()),
+    ):
+        with pytest.raises(ValueError, match="every p must be at least 1"):
+            transformed(x, torch.tensor([2.0, 0.5, 3.0]))
 
 
 def test_works_under_vmap() -> None:
@@ -171,7 +242,9 @@ def test_qknorm_starts_where_it_is_told() -> None:
     assert float(QKNorm(8, 2, length=79).scale) == pytest.approx(initial_scale(79))
     assert float(QKNorm(8, 2, scale_init=5.0).scale) == 5.0
     assert float(QKNorm(16, 2, kind="none").scale) == 0.25
-    assert QKNorm(8, 2, scale_per_head=True).scale.shape == (2,)
+    assert QKNorm(8, 2, scale_per_head=True).scale.shape == (2,) and QKNorm(8, 2).scale.shape == (1,)
+    q = rows(9, 1, 2, 3, 8)
+    assert QKNorm(8, 2, dtype=torch.float64).scaled_query(q).dtype == q.dtype
     with pytest.raises(ValueError, match="not from both"):
         QKNorm(8, 2, scale_init=5.0, length=79)
     with pytest.raises(ValueError, match="not by 'l2'"):

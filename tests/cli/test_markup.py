@@ -63,7 +63,7 @@ def test_average_shows_its_file(odd: Path, capsys: pytest.CaptureFixture[str], m
     def pretend(*_: Any, **__: Any) -> tuple[Path, list[int]]:
         return odd / "averaged", [1, 2]
 
-    monkeypatch.setattr(average, "average", pretend)
+    monkeypatch.setattr("qknorm.training.averaging.average", pretend)
     average.run([str(odd), "--last", "2"])
     assert capsys.readouterr().out == f"{odd / 'averaged'}: the mean of steps 1, 2\n"
 

@@ -12,7 +12,7 @@ from qknorm.models.quantized import QuantizedTranslator
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import save_checkpoint
-from qknorm.training.run_folder import build_model, create_run, load
+from qknorm.training.run_folder import build_model, create_run, load_translator
 
 SETTINGS = Train(model=Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2))
 
@@ -53,9 +53,9 @@ def test_lines_are_translated_in_int8(run: Path, tmp_path: Path) -> None:
 
 
 def test_load_quantizes_on_the_cpu_and_refuses_what_it_cannot(run: Path) -> None:
-    assert isinstance(load(run, quantize="int8").model, QuantizedTranslator)
-    assert not isinstance(load(run, device="cpu").model, QuantizedTranslator)
+    assert isinstance(load_translator(run, quantize="int8").model, QuantizedTranslator)
+    assert not isinstance(load_translator(run, device="cpu").model, QuantizedTranslator)
     with pytest.raises(InputError, match="quantize int4 is not known; use int8, or leave it out"):
-        load(run, quantize="int4")
+        load_translator(run, quantize="int4")
     with pytest.raises(InputError, match="quantize int8 goes with precision float32, not bfloat16"):
-        load(run, quantize="int8", precision="bfloat16")
+        load_translator(run, quantize="int8", precision="bfloat16")

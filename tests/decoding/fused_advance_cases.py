@@ -52,7 +52,7 @@ def test_the_kernel_makes_the_plain_step(beam: int, types: int, nbest: int) -> N
     for logits in logits_of:
         logits[:, :, END] += math.log(types) - 1  # some end here and there
         logits[:, :, 5 :: types // 7 + 2] = -math.inf
-    rules = Rules(nbest, END, 1, 0, penalties(steps, 0.6).to(DEVICE))
+    rules = Rules(nbest, 0, penalties(steps, 0.6).to(DEVICE))
     for ours, theirs in run_both(logits_of, beam, limits, rules, torch.float32):
         for mine, expected in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, expected, atol=1e-5, rtol=1e-5)
@@ -67,7 +67,7 @@ def test_logits_in_half_precision_are_read_as_they_are(dtype: torch.dtype) -> No
         each[:, :, END] += 2
         each[:, :, 7::9] = -math.inf
         each[:, :, 37:] = 99.0
-    rules = Rules(2, END, 1, 0, penalties(4, 0.6).to(DEVICE))
+    rules = Rules(2, 0, penalties(4, 0.6).to(DEVICE))
     both = run_both([each[:, :, :37] for each in rows], 4, limits, rules, torch.float32)
     assert int(both[-1][0][0].max()) < 37
     for ours, theirs in both:
@@ -83,7 +83,7 @@ def test_of_equals_the_lowest_index_wins() -> None:
     for logits in logits_of:
         count = 2 ** torch.randint(1, 4, (8, beam, 1), device=DEVICE)
         logits.copy_(torch.zeros_like(logits).masked_fill(logits >= count, -math.inf))
-    rules = Rules(1, END, 1, 0, penalties(steps, 0.0).to(DEVICE))
+    rules = Rules(1, 0, penalties(steps, 0.0).to(DEVICE))
     for ours, theirs in run_both(logits_of, beam, limits, rules, torch.bfloat16):
         assert torch.equal(ours[0], theirs[0])  # tokens
         torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_a_sentence_that_can_only_end_too_early_breaks_off() -> None:
     logits_of[0][1] = -math.inf
     logits_of[0][1, :, END] = 0.0
     limits = torch.full((3,), 3, device=DEVICE)
-    rules = Rules(1, END, 1, 0, penalties(3, 0.6).to(DEVICE))
+    rules = Rules(1, 0, penalties(3, 0.6).to(DEVICE))
     for ours, theirs in run_both(logits_of, 2, limits, rules, torch.float32):
         assert ours[1][1].tolist() == [-math.inf] * 2 and not ours[-2][1]
         for mine, expected in zip(ours, theirs, strict=True):
@@ -105,7 +105,7 @@ def test_no_numbers_are_seen() -> None:
     logits = torch.randn(3, 2, 9, device=DEVICE)
     logits[1, 0, 4] = math.nan
     limits = torch.full((3,), 4, device=DEVICE)
-    rules = Rules(1, END, 1, 0, penalties(4, 0.6).to(DEVICE))
+    rules = Rules(1, 0, penalties(4, 0.6).to(DEVICE))
     ((ours, theirs),) = run_both([logits], 2, limits, rules, torch.float32)
     assert ours[1].isnan().any(1).tolist() == theirs[1].isnan().any(1).tolist() == [False, True, False]
     assert ours[-2].tolist() == [True, False, True]

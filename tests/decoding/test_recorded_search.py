@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_search import END, START, STATES, coarse_table, random_table, search
+from test_search import STATES, coarse_table, random_table, search
 from torch import Tensor
 
 from qknorm.config import Attention, Decoding, Dropout, Model
@@ -18,7 +18,7 @@ from qknorm.decoding.results import Hypothesis
 from qknorm.decoding.search import Rules, beam_search, penalties, read_results
 from qknorm.decoding.translate import ModelStepper, translate_ids
 from qknorm.models.translator import Translator, start_of_scale
-from qknorm.specials import END as REAL_END
+from qknorm.specials import END
 from qknorm.text.batching import collate
 
 SETTINGS = [
@@ -61,11 +61,11 @@ class TableDecoder:
         self._state_bk[to], self._sentence_b[to] = self._state_bk[origins], self._sentence_b[origins]
 
 
-def search_on_board(decoder: TableDecoder, board: Board, limits: list[int], alpha: float, **rules: int) -> object:
+def search_on_board(decoder: TableDecoder, board: Board, limits: list[int], alpha: float, nbest: int) -> object:
     board.limit_b.copy_(torch.tensor(limits))
     board.penalty_t.copy_(penalties(len(board.penalty_t) - 1, alpha))
-    given_rules = Rules(rules["nbest"], END, rules["min_length"], 0, board.penalty_t)
-    return read_results(board.search(max(limits), given_rules), given_rules)
+    rules = Rules(nbest, 0, board.penalty_t)
+    return read_results(board.search(max(limits), rules), rules)
 
 
 @given(
@@ -73,18 +73,17 @@ def search_on_board(decoder: TableDecoder, board: Board, limits: list[int], alph
     st.lists(st.integers(1, 40), min_size=1, max_size=40),
     st.sampled_from([0.0, 0.6, 1.3]),
     st.integers(1, 4),
-    st.integers(0, 3),
     st.booleans(),
     st.data(),
 )
 @settings(max_examples=60)
-def test_whole_steps_find_what_the_plain_search_finds(seed, limits, alpha, beam, min_length, ties, data):
+def test_whole_steps_find_what_the_plain_search_finds(seed, limits, alpha, beam, ties, data):
     """Over tables whose answers depend on the whole history: with ties, dead ends, and sentences of any length."""
     table = (coarse_table if ties else random_table)(seed, len(limits), 6)
-    rules = {"alpha": alpha, "nbest": data.draw(st.integers(1, beam)), "min_length": min_length}
+    rules = {"alpha": alpha, "nbest": data.draw(st.integers(1, beam))}
     decoder = TableDecoder(table, beam)
     room = 32 * -(-max(limits) // 32)
-    board = Board(decoder, Extent(len(limits), beam, 1, room), Graphs(torch.device("cpu")), start=START)
+    board = Board(decoder, Extent(len(limits), beam, 1, room), Graphs(torch.device("cpu")))
     expected = search(table, limits, beam=beam, **rules)
     for _ in range(2):  # the second time the buffers are full of what the first left
         found = search_on_board(decoder, board, limits, **rules)
@@ -98,8 +97,8 @@ def test_settled_sentences_are_dropped_and_the_others_go_on():
     table[:, :, END] -= 30.0  # sentences run to their limits
     expected = search(table, limits, beam=3)
     decoder = TableDecoder(table, 3)
-    board = Board(decoder, Extent(len(limits), 3, 1, 64), Graphs(torch.device("cpu")), start=START)
-    assert search_on_board(decoder, board, limits, 0.6, nbest=1, min_length=1) == expected
+    board = Board(decoder, Extent(len(limits), 3, 1, 64), Graphs(torch.device("cpu")))
+    assert search_on_board(decoder, board, limits, 0.6, nbest=1) == expected
     assert decoder.sizes[0] == 64 and decoder.sizes[12] == 24 and decoder.sizes[-1] == 4
     assert len(decoder.sizes) == 60
 
@@ -113,7 +112,7 @@ def make_model(options: dict[str, object], seed: int, willing: float, device: st
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-        model.output_bias[REAL_END] += willing
+        model.output_bias[END] += willing
     return model.eval().to(device)
 
 
@@ -237,18 +236,6 @@ def test_weights_put_elsewhere_are_found_there():
     model.load_state_dict(make_model({}, 7, 1.0).double().state_dict(), assign=True)
     assert recorded(source, limits, beam=2) == plain(model, source, limits, 2)
     assert all(made not in before for made in recorded._made.values())
-
-
-def test_weights_put_elsewhere_are_found_there_by_the_steps_of_the_plain_search_too():
-    model = make_model({}, 6, -2.0).double()
-    source, limits = make_batch([4, 9, 2], 12)
-    recorded = RecordedSearch(model, torch.float64)
-    recorded(source, limits, beam=2, no_repeat_ngram=2)
-    before = list(recorded._stepped._recordings.values())
-    model.load_state_dict(make_model({}, 7, -2.0).double().state_dict(), assign=True)
-    found = recorded(source, limits, beam=2, no_repeat_ngram=2)
-    assert found == plain(model, source, limits, 2, no_repeat_ngram=2)
-    assert before and all(made not in before for made in recorded._stepped._recordings.values())
 
 
 def test_a_fixed_scale_put_elsewhere_is_found_there():
@@ -385,7 +372,7 @@ def test_recordings_outlive_a_search_and_read_the_weights_in_force(precision):
         counts.append(recorded.recordings)
         with torch.no_grad():
             model.output_bias.mul_(0.5)  # other weights: other scores, by far more than the tolerance
-            model.output_bias[REAL_END] = -20.0
+            model.output_bias[END] = -20.0
             model.words.weight.add_(0.2 * torch.randn_like(model.words.weight))
     assert counts[0] == counts[1] == counts[2]
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qknorm.decoding.search import Hypothesis, _best, beam_search, greedy_search, length_penalty
+from qknorm.decoding.search import Hypothesis, _best, beam_search, length_penalty
 from qknorm.errors import InputError
+from qknorm.specials import END, START
 
-START, END = 0, 1
 STATES = 211
 NEVER = -math.inf
 
@@ -81,10 +81,10 @@ def chain(*steps: dict[int, float]) -> Tensor:
 def search(
     table: Tensor, limits: list[int], *, beam: int = 4, model: TableModel | None = None, **rules: float
 ) -> list[list[Hypothesis]]:
-    """beam_search over a table, with the start and end of these tests."""
+    """beam_search over a table."""
     model = model or TableModel(table, beam)
     max_lengths = torch.tensor(limits, device=model.device)
-    return beam_search(model, len(limits), max_lengths, beam=beam, start=START, end=END, **rules)
+    return beam_search(model, len(limits), max_lengths, beam=beam, **rules)
 
 
 def score_of(log_p: float, length: int, alpha: float) -> float:
@@ -113,7 +113,7 @@ def repeats(tokens: list[int], n: int) -> bool:
 
 
 def plain_beam_search(
-    table: Tensor, limit: int, beam: int, alpha: float, nbest: int, min_length: int, no_repeat_ngram: int
+    table: Tensor, limit: int, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
 ) -> list[tuple[list[int], float, float]]:
     """The slots of one sentence in simple loops: no early stop, nothing clever. Empty where nothing is possible."""
     alive: list[tuple[np.float32, list[int]]] = [(np.float32(0), [])]
@@ -125,7 +125,7 @@ def plain_beam_search(
             for token in tokens:
                 state = next_state(state, token)
             for token, value in enumerate(table[state].tolist()):
-                allowed = not repeats([*tokens, token], no_repeat_ngram) and not (token == END and length <= min_length)
+                allowed = not repeats([*tokens, token], no_repeat_ngram) and not (token == END and length == 1)
                 if allowed and value > NEVER:
                     grown.append((log_p + np.float32(value), [*tokens, token]))
         grown = sorted(grown, key=lambda one: -one[0])[: beam - len(finished)]
@@ -148,12 +148,11 @@ def test_length_penalty_is_the_published_one_for_numbers_and_tensors() -> None:
 
 
 @settings(max_examples=40)
-@given(seeds, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(3, 6))
-def test_greedy_takes_the_likeliest_token_at_every_step(seed: int, limits: list[int], types: int) -> None:
+@given(seeds, st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(4, 8))
+def test_a_beam_of_one_takes_the_likeliest_token_at_every_step(seed: int, limits: list[int], types: int) -> None:
     table = random_table(seed, len(limits), types)
     model = TableModel(table, beam=1)
-    found = greedy_search(model, len(limits), torch.tensor(limits), start=START, end=END)
-    assert found == [one for (one,) in search(table, limits, beam=1)]
+    found = [one for (one,) in search(table, limits, beam=1, model=model)]
     assert not model.reorders
     for row, limit, one in zip(table, limits, found, strict=True):
         tokens: list[int] = []
@@ -167,7 +166,7 @@ def test_greedy_takes_the_likeliest_token_at_every_step(seed: int, limits: list[
 
 
 @settings(max_examples=120)
-@given(seeds, alphas, st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(3, 5), st.integers(1, 4))
+@given(seeds, alphas, st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(4, 6), st.integers(1, 4))
 def test_a_beam_of_full_width_is_exhaustive_search(
     seed: int, alpha: float, limits: list[int], types: int, nbest: int
 ) -> None:
@@ -183,15 +182,14 @@ def test_a_beam_of_full_width_is_exhaustive_search(
 
 
 @settings(max_examples=500)
-@given(seeds, st.lists(st.integers(1, 8), min_size=3, max_size=7), st.integers(2, 6), st.integers(1, 6), st.data())
+@given(seeds, st.lists(st.integers(1, 8), min_size=3, max_size=7), st.integers(4, 8), st.integers(1, 6), st.data())
 def test_beam_search_equals_the_plain_one_through_ties_and_impossible_types(
     seed: int, limits: list[int], types: int, beam: int, data: st.DataObject
 ) -> None:
-    table = coarse_table(seed, len(limits), types)
+    table = coarse_table(seed, len(limits), types, data.draw(st.sampled_from([0.25, 0.6])))
     rules = {
         "alpha": data.draw(st.sampled_from([0.0, 0.6, 1.0, 1.5])),
         "nbest": data.draw(st.integers(1, beam)),
-        "min_length": data.draw(st.integers(0, 3)),
         "no_repeat_ngram": data.draw(st.integers(0, 3)),
     }
     for row, limit, found in zip(table, limits, search(table, limits, beam=beam, **rules), strict=True):
@@ -283,7 +281,7 @@ def test_the_search_stops_once_nothing_alive_can_win() -> None:
     table[:, :, 2] = -0.01
     first = next_state(0, START)
     table[0, first] = torch.tensor([NEVER, NEVER, NEVER, NEVER, -0.1, -5.0])
-    table[0, next_state(first, 4)] = torch.tensor([NEVER, -0.1, NEVER, NEVER, NEVER, NEVER])
+    table[0, next_state(first, 4)] = torch.tensor([NEVER, NEVER, NEVER, -0.1, NEVER, NEVER])
     for beam, nbest, steps in ((1, 1, 2), (2, 1, 2), (2, 2, 6)):
         model = TableModel(table, beam)
         found = search(table, [6], beam=beam, nbest=nbest, model=model)[0]
@@ -304,19 +302,18 @@ def test_the_best_of_a_row_are_those_of_a_stable_sort(seed: int, width: int, cou
 def test_ties_go_to_the_lowest_index_whatever_the_size_of_the_vocabulary() -> None:
     for types in (6, 64, 65, 1000):
         table = torch.full((2, STATES, types), -1.0)
-        found = search(table, [3, 3], beam=4, nbest=4)
-        # Type 1 is the end: forbidden at the first step, then second in the order of types.
-        assert [one.tokens for one in found[0]] == [[0], [0, 0, 0], [0, 0], [0, 0, 2]]
+        found = search(table, [3, 3], beam=6, nbest=6)
+        # The end is forbidden at the first step, then fourth in the order of types.
+        assert [one.tokens for one in found[0]] == [[0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0], [0, 0, 4]]
         assert found[0] == found[1]
 
 
-def test_min_length_forbids_an_early_end() -> None:
+def test_no_sentence_is_empty_however_likely_its_end() -> None:
     table = torch.full((1, STATES, 6), -3.0)
     table[:, :, END] = -0.1
-    for least in (0, 1, 4):
-        assert all(len(one.tokens) >= least for one in search(table, [9], beam=4, nbest=4, min_length=least)[0])
-        assert len(search(table, [9], beam=4, alpha=0.0, min_length=least)[0][0].tokens) == least
-    assert len(search(table, [3], min_length=5)[0][0].tokens) == 3
+    assert all(len(one.tokens) >= 1 for one in search(table, [9], beam=4, nbest=4)[0])
+    assert len(search(table, [9], beam=4, alpha=0.0)[0][0].tokens) == 1
+    assert len(search(table, [1])[0][0].tokens) == 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -329,17 +326,17 @@ def test_no_ngram_occurs_twice(n: int) -> None:
 
 
 def test_a_beam_wider_than_the_vocabulary_fills_its_slots_later() -> None:
-    table = random_table(3, 2, 3)
-    assert [len(found) for found in search(table, [5, 1], beam=20, nbest=20)] == [20, 2]
+    table = random_table(3, 2, 4)
+    assert [len(found) for found in search(table, [5, 1], beam=20, nbest=20)] == [20, 3]
 
 
 def test_where_nothing_is_possible_the_sentence_breaks_off_and_others_go_on() -> None:
     table = random_table(1, 3, 4)
     table[0] = NEVER
-    table[1] = chain({2: -0.5}, {3: -0.5})[0, :, :4]
+    table[1] = chain({1: -0.5}, {2: -0.5})[0, :, :4]
     found = search(table, [6, 6, 6], beam=3, nbest=2)
     assert as_tuples(found[0]) == [([], NEVER, NEVER)]
-    assert as_tuples(found[1]) == [([2, 3], NEVER, NEVER)]
+    assert as_tuples(found[1]) == [([1, 2], NEVER, NEVER)]
     assert found[2] == search(table[2:], [6], beam=3, nbest=2)[0]
     alone = TableModel(table[1:2], beam=3)
     search(table[1:2], [6], beam=3, model=alone)
@@ -353,7 +350,7 @@ def test_the_steppers_own_tensors_are_left_alone() -> None:
 
     answer = random_table(0, 2, 6)[:, :3]
     before, limits = answer.clone(), torch.tensor([5, 2])
-    beam_search(Constant(answer, 3), 2, limits, beam=3, start=START, end=END, no_repeat_ngram=1)
+    beam_search(Constant(answer, 3), 2, limits, beam=3, no_repeat_ngram=1)
     assert torch.equal(answer, before)
     assert limits.tolist() == [5, 2]
 
@@ -373,7 +370,6 @@ def test_a_model_that_gives_no_numbers_is_reported() -> None:
         ({"nbest": 5}, "nbest must be between 1 and the beam of 4"),
         ({"alpha": -0.1}, "alpha must be between 0"),
         ({"alpha": math.nan}, "alpha must be between 0"),
-        ({"min_length": -1}, "min_length"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram"),
     ],
 )

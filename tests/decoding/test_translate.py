@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qknorm.config import Decoding, Dropout, Model
-from qknorm.decoding.search import greedy_search
-from qknorm.decoding.translate import ModelStepper, TextTranslator, split_long, translate_ids
+from qknorm.decoding.translate import TextTranslator, split_long, translate_ids
 from qknorm.models.translator import Translator
 from qknorm.specials import END, START
-from qknorm.text.batching import collate
 from qknorm.text.subwords import Tokenizer
 
 LINES = ["o libro vermello é grande.", "a casa branca, a casa grande.", "the red book is big.", "the white house."]
@@ -89,15 +87,10 @@ def reference_greedy(model: Translator, source: list[int], longest: int) -> list
     return found
 
 
-def test_beam_1_is_greedy_search_and_the_likeliest_token_at_every_step():
+def test_beam_1_is_the_likeliest_token_at_every_step():
     sources = [TOKENIZER.encode(line) for line in (*LINES, "casa", "the red house")]
     found = [best.tokens for (best,) in translate_ids(MODEL, sources, Decoding(beam=1, extra_length=5))]
     assert found == [reference_greedy(MODEL, source, len(source) + 5) for source in sources]
-    ids = torch.from_numpy(collate(sources, []).source)
-    limits = torch.tensor([len(source) + 5 for source in sources])
-    with torch.no_grad():
-        greedy = greedy_search(ModelStepper(MODEL.eval(), ids, 1), len(sources), limits)
-    assert [hypothesis.tokens for hypothesis in greedy] == found
     assert len(set(map(tuple, found))) > 1
 
 

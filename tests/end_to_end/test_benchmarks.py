@@ -23,7 +23,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ),
         ("decoding.py", ["ours, float32", "ours, bfloat16", "ours, int8", "no cache"]),
         ("evaluation.py", ["dev loss", "search", "of it encoding", "text", "BLEU", "whole evaluation"]),
-        ("lp_overhead.py", ["side-by-side, plain", "stacked, plain"]),
+        ("lp_overhead.py", ["plain"]),
     ],
 )
 def test_smoke(script: str, rows: list[str]) -> None:

@@ -16,6 +16,7 @@ from qknorm.config import Attention, Model, Train
 from qknorm.decoding.translate import TextTranslator
 from qknorm.errors import InputError
 from qknorm.export import ctranslate2 as exporter
+from qknorm.export import export_run
 from qknorm.export.card import read_card
 from qknorm.export.check import largest_difference, log_probabilities
 from qknorm.export.ctranslate2_engine import CTranslate2Translator
@@ -223,7 +224,7 @@ def test_a_run_is_exported_and_translated_by_the_command(tmp_path: Path, capsys:
     with pytest.raises(InputError, match="cannot be loaded by CTranslate2"):
         CTranslate2Translator(folder)
     with pytest.raises(InputError, match="quantize int4 is not known"):
-        exporter.export(run, tmp_path / "other", quantize="int4")
+        export_run("ctranslate2", run, tmp_path / "other", quantize="int4")
 
 
 def test_it_translates_where_there_is_no_torch(exported: Exported) -> None:

@@ -10,16 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from export_cases import SHAPE, make_translator, write_run
 
 from qknorm.cli import export as export_command
 from qknorm.cli import main
+from qknorm.cli import translate as translate_command
 from qknorm.config import Decoding, Model, Train
 from qknorm.decoding.translate import TextTranslator, translate_ids
 from qknorm.errors import InputError
-from qknorm.export import texts
+from qknorm.export import ENGINES, Target, texts
 from qknorm.export.card import Card, read_card, write_card
 from qknorm.text.demo_corpus import demo_splits
 from qknorm.text.prepared import PreparedData
@@ -30,8 +32,8 @@ def translators(tmp_path_factory: pytest.TempPathFactory) -> "tuple[TextTranslat
     """One random translator, by PyTorch and by ONNX Runtime."""
     pytest.importorskip("onnx", reason="exporting to ONNX needs the package onnx")
     pytest.importorskip("onnxruntime", reason="running ONNX graphs needs the package onnxruntime")
-    from qknorm.export.engine import OnnxTranslator
     from qknorm.export.onnx import write_folder
+    from qknorm.export.onnx_engine import OnnxTranslator
 
     folder, translator = tmp_path_factory.mktemp("engine"), make_translator()
     write_folder(translator, folder)
@@ -167,7 +169,7 @@ def test_the_command_needs_no_torch(run: Path, exported: Path, tmp_path: Path) -
 
 ALONE = """
 import sys
-from qknorm.export.engine import OnnxTranslator
+from qknorm.export.onnx_engine import OnnxTranslator
 assert len(OnnxTranslator(sys.argv[1]).translate(["O gato dorme."])) == 1
 installed = [module for module in sys.modules.values() if "site-packages" in (getattr(module, "__file__", "") or "")]
 print(*{module.__name__.partition(".")[0] for module in installed})
@@ -194,6 +196,11 @@ def test_alternatives_are_written_alike(run: Path, exported: Path, tmp_path: Pat
     assert [each["text"] for each in ours] == [each["text"] for each in theirs]
     assert [each.keys() for each in ours] == [each.keys() for each in theirs]
     assert [len(each["alternatives"]) for each in theirs] == [2, 2]
+
+
+def test_the_command_offers_every_engine() -> None:
+    assert get_args(get_type_hints(translate_command.Arguments)["engine"]) == ("torch", *ENGINES)
+    assert set(ENGINES) <= set(get_args(Target))
 
 
 def test_the_folder_is_named_after_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +268,7 @@ def test_wrong_folders_and_options_are_refused_by_the_commands(
 def test_damaged_folders_are_refused(
     damage: Callable[[Path], object], reason: str, exported: Path, tmp_path: Path
 ) -> None:
-    from qknorm.export.engine import OnnxTranslator
+    from qknorm.export.onnx_engine import OnnxTranslator
 
     for path in exported.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -36,7 +36,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     """A random translator, and what transformers loads of its folder."""
     translator = make_translator()
     folder = tmp_path_factory.mktemp("huggingface")
-    exporter.write_folder(translator, folder, scale_init=7.0)
+    exporter.write_folder(translator, folder)
     return translator, transformers.AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizer(folder), folder
 
 
@@ -243,7 +243,7 @@ def test_any_text_becomes_the_same_ids(loaded: Loaded, pretokenized: tuple[Token
 
 def test_a_run_is_exported_by_the_command(tmp_path: Path) -> None:
     from qknorm.cli import main
-    from qknorm.training.run_folder import load
+    from qknorm.training.run_folder import load_translator, read_run
 
     shape = {"width": 24, "feed_forward": 32, "encoder_layers": 1, "decoder_layers": 1, "heads": 4}
     run = write_run(tmp_path, Train(model=Model(**shape)))
@@ -251,8 +251,9 @@ def test_a_run_is_exported_by_the_command(tmp_path: Path) -> None:
         main(["export", str(run), "--to", "huggingface", "--output", str(tmp_path / "out")])
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["model_type"] == "qknorm" and (config["source_language"], config["target_language"]) == ("gl", "en")
+    assert config["scale_init"] == read_run(run)[1].scale_init > 1
     model = exporter.load_model(tmp_path / "out")
-    for name, value in load(run, device="cpu").model.state_dict().items():
+    for name, value in load_translator(run, device="cpu").model.state_dict().items():
         assert torch.equal(model.translator.state_dict()[name], value)
 
 

@@ -18,10 +18,11 @@ from qknorm.models.translator import Translator
 onnx = pytest.importorskip("onnx", reason="exporting to ONNX needs the package onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="running ONNX graphs needs the package onnxruntime")
 
-from qknorm.export import layers  # noqa: E402
-from qknorm.export.engine import OnnxModel  # noqa: E402
-from qknorm.export.graph import OPSET, Graph  # noqa: E402
-from qknorm.export.onnx import export, largest_difference, write_folder, write_graphs  # noqa: E402
+from qknorm.export import export_run  # noqa: E402
+from qknorm.export import onnx_layers as layers  # noqa: E402
+from qknorm.export.onnx import largest_difference, write_folder, write_graphs  # noqa: E402
+from qknorm.export.onnx_engine import OnnxModel  # noqa: E402
+from qknorm.export.onnx_graph import OPSET, Graph  # noqa: E402
 
 
 def run_graph(g: Graph, **given_: np.ndarray) -> np.ndarray:
@@ -232,7 +233,7 @@ def test_a_folder_is_whole_and_takes_the_place_of_another(run: Path, tmp_path: P
     out = tmp_path / "out"
     out.mkdir()
     (out / "left").write_text("over")
-    export(run, out)
+    export_run("onnx", run, out)
     assert sorted(path.name for path in out.iterdir()) == [
         "decoder.onnx", "encoder.onnx", "tokenizer.json", "translator.json",
     ]  # fmt: skip
@@ -248,8 +249,8 @@ def test_a_folder_is_whole_and_takes_the_place_of_another(run: Path, tmp_path: P
 
 
 def test_int8_is_smaller(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "float32")
-    export(run, tmp_path / "int8", quantize="int8")
+    export_run("onnx", run, tmp_path / "float32")
+    export_run("onnx", run, tmp_path / "int8", quantize="int8")
     assert json.loads((tmp_path / "int8" / "translator.json").read_text(encoding="utf-8"))["precision"] == "int8"
     weights = {}
     for name in ("float32", "int8"):
@@ -260,7 +261,7 @@ def test_int8_is_smaller(run: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported_leaves_nothing(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="quantize int4 is not known; use int8, or leave it out"):
-        export(run, tmp_path / "out", quantize="int4")
+        export_run("onnx", run, tmp_path / "out", quantize="int4")
     with pytest.raises(InputError, match="is no run folder"):
-        export(tmp_path / "none", tmp_path / "out")
+        export_run("onnx", tmp_path / "none", tmp_path / "out")
     assert not list(tmp_path.iterdir())

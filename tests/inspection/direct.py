@@ -116,7 +116,7 @@ def _summed(gathered: _Gathered, d: int) -> list[float]:
         mean(gathered.entropy),
         mean(gathered.relative),
         mean(gathered.saturated),
-        mean(gathered.effective),
+        mean(gathered.effective) if gathered.effective else 0.0,
         mean(gathered.distance),
         mean(gathered.first),
         mean(gathered.diagonal),

@@ -1,11 +1,14 @@
 """What the tests of reports, pictures and the page share: made-up looks at made-up models."""
 
-from collections.abc import Sequence
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qknorm.inspection.report import Attention, ModelLook, Panel, Sentence, Series
+from qknorm.inspection.report import UNITS, Attention, ModelLook, Panel, Sentence, Series
 
 SOURCE, READ, WRITTEN = "source", "target so far", "next target token"
 
@@ -56,3 +59,15 @@ def make_look(
         Panel("Largest |logit|", [Series(each, [10, 20], [3.0, 9.0 + place]) for place, each in enumerate(names)]),
     ]
     return ModelLook(name, sentences, {"task": "gl → en"}, panels)
+
+
+def unpack_weights(sentence: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+    """The weights in a sentence of a report's JSON by attention, as the page reads them: in order, none left over."""
+    whole = np.frombuffer(zlib.decompress(base64.b64decode(sentence["weights"])), dtype="<u2") / UNITS
+    found = {}
+    for one in sentence["attentions"]:
+        shape = one["heads"], len(sentence["tokens"][one["queries"]]), len(sentence["tokens"][one["keys"]])
+        part, whole = np.split(whole, [int(np.prod(shape))])
+        found[one["name"]] = part.reshape(shape)
+    assert not whole.size
+    return found

@@ -13,11 +13,9 @@ from qknorm.errors import InputError
 from qknorm.inspection.figures import (
     draw_attention,
     draw_heads,
-    draw_logits,
     draw_map,
     draw_measures,
     draw_report,
-    draw_scales,
     label_tokens,
 )
 from qknorm.inspection.report import ModelLook, Report
@@ -145,16 +143,23 @@ def report() -> Report:
 
 
 def test_the_same_heads_of_two_models_side_by_side(report: Report, tmp_path: Path) -> None:
-    draw_heads(report, tmp_path / "heads.svg", attention="encoder.1.self", heads=(0, 2, 9))
+    draw_heads(report, tmp_path / "heads.svg", attention="encoder.1.self")
     words = spelled(tmp_path / "heads.svg")
     assert "Encoder self-attention, layer 2" in words
-    assert [word for word in words if ", head" in word] == [f"{m}, head {h}" for m in ("qknorm", "dot") for h in (1, 3)]
-    assert words.count("dous") == 2 * 2 + 2, "below every head, and at the left of every model"
+    assert [word for word in words if ", head" in word] == [
+        f"{m}, head {h}" for m in ("qknorm", "dot") for h in (1, 2, 3)
+    ]
+    assert words.count("dous") == 2 * 3 + 2, "below every head, and at the left of every model"
 
 
-def test_heads_and_measures_that_are_not_there_are_refused(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no heads"):
-        draw_heads(report, tmp_path / "a.png", heads=(7,))
+def test_of_many_heads_the_first_four_are_drawn_and_no_more_than_both_models_have(tmp_path: Path) -> None:
+    for heads, drawn in (((6, 5), 4), ((6, 2), 2)):
+        draw_heads(Report([make_look("m", heads=count) for count in heads]), tmp_path / "heads.svg")
+        titles = [word for word in spelled(tmp_path / "heads.svg") if ", head" in word]
+        assert titles == 2 * [f"m, head {head + 1}" for head in range(drawn)]
+
+
+def test_attentions_and_measures_that_are_not_there_are_refused(report: Report, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no attention nothing"):
         draw_heads(report, tmp_path / "a.png", attention="nothing")
     with pytest.raises(ValueError, match="has no measure q_norm"):
@@ -179,11 +184,10 @@ def test_the_map_has_every_head(report: Report, tmp_path: Path) -> None:
 
 
 def test_courses_are_drawn_where_they_were_recorded(report: Report, tmp_path: Path) -> None:
-    draw_scales(report, tmp_path / "scales.svg")
+    draw_report(report, tmp_path, ".svg")
     assert {"Scale g: qknorm", "Scale g: dot", "encoder self"} <= set(spelled(tmp_path / "scales.svg"))
+    assert {"Largest |logit|: qknorm", "Largest |logit|: dot"} <= set(spelled(tmp_path / "logits.svg"))
     small = make_look("small", [("un dous", "one")], layers=1, heads=2)
     bare = Report([ModelLook("bare", small.sentences)])
-    with pytest.raises(InputError, match="no run of this report recorded largest"):
-        draw_logits(bare, tmp_path / "logits.svg")
     assert [path.name for path in draw_report(bare, tmp_path / "all")] == ["heads.png", "measures.png", "map.png"]
     assert len(draw_report(Report([small]), tmp_path / "more", ".svg")) == 5

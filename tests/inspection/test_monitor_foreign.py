@@ -251,7 +251,7 @@ def test_adopted_models_show_normalised_queries_and_the_scale(name: str, attenti
     torch.testing.assert_close(first.q, F.normalize(plain.q, dim=-1))
     torch.testing.assert_close(first.k, F.normalize(plain.k, dim=-1))
     torch.testing.assert_close(first.raw_q, plain.q)
-    assert torch.equal(torch.as_tensor(first.scale), torch.tensor(5.0))
+    assert torch.equal(torch.as_tensor(first.scale), torch.tensor([5.0]))
     assert float(first.measure().largest_logit.max()) <= 5.0 + 1e-4
 
 
@@ -264,7 +264,7 @@ def test_adopted_models_of_timm(fused: bool) -> None:
     with capture(model.model) as calls:
         model()
     torch.testing.assert_close(calls[0].q.norm(dim=-1), torch.ones(2, 4, 17))
-    assert torch.equal(torch.as_tensor(calls[0].scale), torch.tensor(5.0))
+    assert torch.equal(torch.as_tensor(calls[0].scale), torch.tensor([5.0]))
 
 
 def test_an_implementation_that_cannot_be_read_is_named() -> None:

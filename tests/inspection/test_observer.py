@@ -13,7 +13,7 @@ from qknorm.config import Model
 from qknorm.inspection.judgement import Sample
 from qknorm.inspection.measures import Measures
 from qknorm.inspection.monitor import capture
-from qknorm.inspection.observer import MOST_STEPS, AttentionObserver, _thinned
+from qknorm.inspection.observer import MOST_STEPS, SENTENCES, AttentionObserver, _thinned
 from qknorm.models.translator import Translator
 
 
@@ -22,19 +22,19 @@ def translator(**attention: Any) -> Translator:
     return Translator(30, settings, scale_init=4.0)
 
 
-def batch() -> tuple[Tensor, Tensor]:
-    source, target = torch.randint(4, 30, (3, 6)), torch.randint(4, 30, (3, 4))
+def batch(sentences: int = 3) -> tuple[Tensor, Tensor]:
+    source, target = torch.randint(4, 30, (sentences, 6)), torch.randint(4, 30, (sentences, 4))
     source[1, 3:], target[0, 2:] = 0, 0
     return source, target
 
 
 def test_an_observation() -> None:
     model = translator().train()
-    inputs = batch()
+    inputs = batch(SENTENCES + 2)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    seen = AttentionObserver(batch=2)(40, model, *inputs)
+    seen = AttentionObserver()(40, model, *inputs)
     assert torch.equal(torch.rand(3), expected) and model.training
     assert list(seen.heads) == list(seen.means) == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
     assert set(seen.heads["encoder.0.self"]) == set(Measures.names())
@@ -43,8 +43,8 @@ def test_an_observation() -> None:
     )
     assert seen.warnings == []
     with torch.no_grad(), capture(model.eval()) as calls:
-        model(*(x[:2] for x in inputs))
-    real = inputs[1][:2] != 0  # padding of the target is no query
+        model(*(x[:SENTENCES] for x in inputs))
+    real = inputs[1][:SENTENCES] != 0  # padding of the target is no query
     own = next(call for call in calls if call.name == "decoder.0.self")
     agree(replace(own, queries=real).measure(), seen.heads["decoder.0.self"], 1e-4)
 

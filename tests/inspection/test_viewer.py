@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from looks import SOURCE, WRITTEN, make_look
+from looks import SOURCE, WRITTEN, make_look, unpack_weights
 
 from qknorm.errors import InputError
-from qknorm.inspection.report import Attention, ModelLook, Report, Sentence, unpack_weights
+from qknorm.inspection.report import Attention, ModelLook, Report, Sentence
 from qknorm.inspection.viewer import render_page, write_page
 
 HEBREW = ("הילדים הקטנים משחקים בגינה", "the small children play in the garden")
@@ -111,12 +111,7 @@ class Opened:
     def held(self, attention: str, head: int, row: int, column: int, *, model: int = 0, sentence: int = 0) -> str:
         """The weight in the report, as the page must show it."""
         plain = self.report.to_json()["models"][model]["sentences"][sentence]
-        shapes = [
-            (a["heads"], len(plain["tokens"][a["queries"]]), len(plain["tokens"][a["keys"]]))
-            for a in plain["attentions"]
-        ]
-        at = [a["name"] for a in plain["attentions"]].index(attention)
-        return f"{unpack_weights(plain['weights'], shapes)[at][head, row, column]:.4f}"
+        return f"{unpack_weights(plain)[attention][head, row, column]:.4f}"
 
     def hover(self, row: int, column: int, shape: tuple[int, int], model: int = 0) -> None:
         """Puts the pointer over a cell, by its place on the screen."""

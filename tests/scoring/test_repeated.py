@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qknorm.errors import InputError
-from qknorm.scoring import corpus_bleu, tokenized_bleu
+from qknorm.scoring import score
 from qknorm.scoring.repeated import RepeatedBleu
 
 REFERENCE = ["a house is here , small .", "it 's a city by the sea .", "\u00a0two\u00a0words and \u2028 more , 1.5 %"]
@@ -14,8 +14,8 @@ lines = st.text(st.sampled_from("a b.,'%1\u00a0\u2028é"), max_size=30)
 def test_it_scores_what_those_score_that_count_everything_anew(systems):
     tokenized, raw = RepeatedBleu(REFERENCE, tokenized=True), RepeatedBleu(REFERENCE, tokenized=False, lang="en")
     for system in [*systems, systems[0], systems[0]]:
-        assert tokenized(system) == tokenized_bleu(system, REFERENCE)
-        assert raw(system) == corpus_bleu(system, REFERENCE, lang="en")
+        assert tokenized(system) == score(system, [REFERENCE], "multi-bleu")[0].value
+        assert raw(system) == score(system, [REFERENCE], "bleu", lang="en")[0].value
     assert tokenized(REFERENCE) == pytest.approx(100)
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from qknorm.errors import InputError
-from qknorm.scoring import ScoringOptions, multi_bleu, multi_bleu_detok, score, score_report
+from qknorm.scoring import ScoringOptions, score, score_report
 
 TOKENS = ["It &apos;s the organization &apos;s office .", "I really , really loved my job .", "Is it so ?"]
 WORSE = ["It &apos;s an office .", "I loved my job .", "It is ?"]
@@ -22,10 +22,8 @@ def test_one_system_has_scores_and_no_comparison() -> None:
 
 def test_tokenised_text_alone_gets_only_the_numbers_of_the_scripts() -> None:
     report = score_report({"out": WORSE}, [TOKENS], ScoringOptions(tokenized=True))
-    assert (
-        list(report.systems[0].scores) == [multi_bleu(WORSE, [TOKENS]), multi_bleu_detok(WORSE, [TOKENS])]
-        and report.notes == ()
-    )
+    assert list(report.systems[0].scores) == score(WORSE, [TOKENS], ("multi-bleu", "multi-bleu-detok"))
+    assert report.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,7 @@ def test_tokenised_text_alone_gets_only_the_numbers_of_the_scripts() -> None:
 def test_tokenised_text_is_detokenised_for_all_but_the_scripts(detokenizer: str, unescape: bool, prep: str) -> None:
     options = ScoringOptions(tokenized=True, detokenize=detokenizer, unescape=unescape)  # type: ignore[arg-type]
     first, second, *others = score_report({"out": WORSE}, [TOKENS], options).systems[0].scores
-    assert first == multi_bleu(WORSE, [TOKENS]) and second == multi_bleu_detok(WORSE, [TOKENS])
+    assert [first, second] == score(WORSE, [TOKENS], ("multi-bleu", "multi-bleu-detok"))
     assert [found.value for found in others] == [found.value for found in score(PLAIN_WORSE, [PLAIN])]
     assert all(f"|prep:{prep}|version:" in found.signature for found in others)
 

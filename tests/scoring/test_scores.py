@@ -6,12 +6,16 @@ import sacrebleu.tokenizers.tokenizer_ja_mecab as ja_mecab
 import sacrebleu.tokenizers.tokenizer_ko_mecab as ko_mecab
 
 from qknorm.errors import InputError
-from qknorm.scoring import corpus_bleu, multi_bleu, multi_bleu_detok, score, tokenized_bleu
+from qknorm.scoring import Score, score
 
 HYPOTHESES = ["The cat sat on the mat today.", "It's raining , again", "", "Nobody knows why they left so early."]
 REFERENCE = ["The cat sat on the red mat.", "It is raining again.", "Yes.", "Nobody knows why they left early."]
 SECOND = ["A cat was sitting on the mat today.", "It's raining again.", "Indeed.", "No one knows why they went."]
 VERSION = sacrebleu.__version__
+
+
+def multi_bleu(hypotheses: list[str], references: list[list[str]], *, lowercase: bool = False) -> Score:
+    return score(hypotheses, references, "multi-bleu", lowercase=lowercase)[0]
 
 
 def test_values_are_those_of_sacrebleu() -> None:
@@ -25,8 +29,9 @@ def test_values_are_those_of_sacrebleu() -> None:
 
 def test_a_long_text_counts_as_one_corpus() -> None:
     hypotheses, reference = HYPOTHESES * 40, REFERENCE * 40
-    assert corpus_bleu(hypotheses, reference) == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [reference]).score)
-    assert corpus_bleu(hypotheses, reference) == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCE))
+    found = score(hypotheses, [reference], "bleu")[0].value
+    assert found == pytest.approx(sacrebleu.corpus_bleu(hypotheses, [reference]).score)
+    assert found == pytest.approx(score(HYPOTHESES, [REFERENCE], "bleu")[0].value)
 
 
 def test_signatures_are_those_of_sacrebleu() -> None:
@@ -70,7 +75,7 @@ def test_multi_bleu_by_hand() -> None:
 
 def test_multi_bleu_detok_makes_its_own_tokens_of_tokens_and_entities() -> None:
     # "I & apos ; m here ." against "I & apos ; m there .": 6 of 7, 4 of 6, 3 of 5, 2 of 4 (worked out by hand)
-    found = multi_bleu_detok(["I &apos;m here ."], [["I &apos;m there ."]])
+    found = score(["I &apos;m here ."], [["I &apos;m there ."]], "multi-bleu-detok")[0]
     assert found.details["matches"] == [6, 4, 3, 2] and found.details["ngrams"] == [7, 6, 5, 4]
     assert found.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 3 / 5 * 2 / 4) ** 0.25)
     assert found.signature == f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:none|script:multi-bleu-detok|version:{VERSION}"
@@ -81,7 +86,6 @@ def test_multi_bleu_by_hand_over_two_sentences() -> None:
     # Counts add up over sentences before they are divided: 8/9, 6/7, 4/5, 2/3; 9 words against 10.
     found = multi_bleu(["a b c d x", "p q r s"], [["a b c d e", "p q r s t"]])
     assert found.value == pytest.approx(100 * math.exp(1 - 10 / 9) * (8 / 9 * 6 / 7 * 4 / 5 * 2 / 3) ** 0.25)
-    assert tokenized_bleu(["a b c d x", "p q r s"], ["a b c d e", "p q r s t"]) == found.value
 
 
 def test_multi_bleu_clips_repeats_and_punishes_brevity() -> None:
@@ -149,9 +153,9 @@ def test_lines_too_long_for_ter_are_named() -> None:
 
 
 def test_different_numbers_of_lines_are_refused_everywhere() -> None:
-    for scorer in (corpus_bleu, tokenized_bleu):
+    for metric in ("bleu", "multi-bleu"):
         with pytest.raises(InputError, match="has 2 lines but the reference has 1 line"):
-            scorer(["a", "b"], ["a"])
+            score(["a", "b"], [["a"]], metric)
 
 
 def test_progress_reaches_the_end(capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,11 @@ import pytest
 from servers import PATIENCE, HeldEngine, serving
 
 from qknorm.decoding.translate import Translation
-from qknorm.serving import streaming
 from qknorm.serving.limits import Limits
+
+pytest.importorskip("fastapi", reason="fastapi is not installed")
+
+from qknorm.serving import streaming
 
 
 def send_until_cut_off(port: int, head: bytes, chunk: bytes, most: int) -> tuple[int, bytes]:

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -198,6 +199,43 @@ def test_anothers_token_is_a_loss_at_once_and_is_not_touched(beaten, tmp_path):
     before = (tmp_path / CLAIM).stat().st_mtime
     beats.pass_one()
     assert lost == [1] and (tmp_path / CLAIM).stat().st_mtime == before
+
+
+LOSE = """
+import json, sys, time
+from pathlib import Path
+from qknorm.studies.grid import claims
+claims.BEAT_SECONDS = 0.01
+folder, taken = Path(sys.argv[1]), sys.argv[2] == "taken"
+claims.take(folder)
+path = folder / claims.CLAIM
+if taken:
+    other = {"host": "far", "machine": "far", "pid": 7, "began": "1", "token": "another"}
+    (folder / "other").write_text(json.dumps(other))
+    (folder / "other").replace(path)
+else:
+    path.unlink()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("away", "was gone or could not be read for 0.02 s, so its process ended, .* then run the same command again"),
+        ("taken", "is now held by process 7 on far, so this one ended, .* wait for the other"),
+    ],
+)
+def test_a_process_that_ends_with_its_claim_says_why(tmp_path, how, told):
+    ended = subprocess.run([sys.executable, "-c", LOSE, str(tmp_path), how], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1
+    assert re.fullmatch(rf"qknorm: {re.escape(str(tmp_path / CLAIM))} {told}\n", ended.stderr)
+
+
+def test_a_claim_that_came_back_is_not_taken_for_anothers(tmp_path):
+    with take(tmp_path):
+        assert claims.find_other(tmp_path) is None
+        assert "was gone or could not be read for 20 s" in claims.explain_loss(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])

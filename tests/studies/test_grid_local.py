@@ -11,9 +11,10 @@ import pytest
 import torch
 from paper_cases import prepare_copy, tiny
 
+from qknorm.cli.grid_display import tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.grid import local
-from qknorm.studies.grid.claims import take
+from qknorm.studies.grid.claims import CLAIM, take
 from qknorm.studies.grid.jobs import Job, look, read_result
 from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
 from qknorm.training.translation import CORES, choose_workers
@@ -39,6 +40,16 @@ os.replace(folder / "whole", folder / "failure.json")
 sys.exit(77)
 """
 TAKEN_ONCE = "if times == 1: sys.exit(76)\ndone()"
+LOSE_THE_CLAIM = """
+import time
+from qknorm.studies.grid import claims, work
+claims.BEAT_SECONDS = 0.01
+def lose(claim, job, device):
+    (claim.folder / claims.CLAIM).unlink()
+    time.sleep(60)
+work._do_claimed = lose
+work.do(folder, "cpu")
+"""
 WAIT_FOR_INTERRUPT = """
 import signal, time
 def leave(*_):
@@ -108,6 +119,24 @@ def test_one_that_always_dies_has_failed_in_the_end_with_its_last_words(data, tm
     LocalGrid([job], [Slot("cpu")], silent).run()
     assert (job.folder / "begun").read_text() == str(local.MOST_DEATHS)
     assert look(job).note.startswith("its process ended with signal 9 3 times: last words")
+    script("done()")
+    LocalGrid([job], [Slot("cpu")], silent).run()
+    assert look(job).state == "finished"
+
+
+def test_one_that_always_loses_its_claim_is_reported_with_the_file_and_the_way_out(
+    data, tmp_path, script, monkeypatch, capsys
+):
+    script(LOSE_THE_CLAIM)
+    monkeypatch.setattr(local, "MOST_DEATHS", 2)
+    (job,) = plan(data, tmp_path, 1)
+    LocalGrid([job], [Slot("cpu")], silent).run()
+    assert (job.folder / "begun").read_text() == "2"
+    told = f"{job.folder / CLAIM} was gone or could not be read for 0.02 s, so its process ended"
+    assert look(job).note.startswith(told)
+    assert (job.folder / local.LOG).read_text(encoding="utf-8").count(f"qknorm: {told}") == 2
+    assert tell_failures([job])
+    assert f"note: job 0 failed: {told}" in capsys.readouterr().err
     script("done()")
     LocalGrid([job], [Slot("cpu")], silent).run()
     assert look(job).state == "finished"
@@ -187,8 +216,8 @@ def test_slots_are_those_of_the_gpus_one_may_see(monkeypatch):
     assert [slot.device for slot in make_slots(3, "cpu")] == ["cpu"] * 3
     monkeypatch.setenv(CORES, "5")
     assert len(make_slots(None, "cpu")) == 5
-    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [slot.gpu for slot in make_slots(2)] == ["0", "1", "0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
@@ -196,7 +225,7 @@ def test_slots_are_those_of_the_gpus_one_may_see(monkeypatch):
 
 
 def test_bad_slots_are_refused(monkeypatch):
-    monkeypatch.setattr(local.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="--parallel is 0; give 1 or more"):
         make_slots(0)
     with pytest.raises(InputError, match="PyTorch sees no GPU"):

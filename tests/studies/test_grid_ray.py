@@ -3,6 +3,7 @@
 import sys
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from paper_cases import prepare_copy, tiny
@@ -10,7 +11,7 @@ from paper_cases import prepare_copy, tiny
 from qknorm.errors import InputError
 from qknorm.studies.grid import on_ray
 from qknorm.studies.grid.claims import take
-from qknorm.studies.grid.jobs import GIVEN_OUT, Job, is_free, look, read_result, read_translations
+from qknorm.studies.grid.jobs import GIVEN_OUT, Job, is_free, look, read_result, read_translations, write_failure
 from qknorm.studies.grid.on_ray import run_on_ray
 
 RESOURCES = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000}
@@ -95,6 +96,23 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     assert read_result(far.folder).scores == read_result(victim.folder).scores
     assert read_translations(far.folder) == read_translations(victim.folder)
     assert (far.run / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize("said", ["", "its claim was gone"])
+def test_a_task_that_failed_keeps_what_its_worker_said(data, tmp_path, said):
+    class RayError(Exception):
+        pass
+
+    def get(reference):
+        raise RayError("The worker died.")
+
+    (job,) = plan(data, tmp_path, 1)
+    job.write()
+    if said:
+        write_failure(job.folder, said)
+    on_ray._collect(SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=RayError)), None, job)
+    last_words = f"; its worker said: {said}" if said else ""
+    assert look(job).note == f"its task failed on the cluster, 3 retries included: The worker died.{last_words}"
 
 
 def test_without_ray_there_is_a_way_to_get_it(data, tmp_path, monkeypatch):

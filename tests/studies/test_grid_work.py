@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 
@@ -6,8 +7,18 @@ from paper_cases import prepare_copy, tiny
 
 from qknorm.errors import InputError
 from qknorm.studies.grid import work
-from qknorm.studies.grid.claims import find_holder, take
-from qknorm.studies.grid.jobs import FAILURE, GIVEN_OUT, LOG, Job, is_free, look, read_result, read_translations
+from qknorm.studies.grid.claims import CLAIM, find_holder, take
+from qknorm.studies.grid.jobs import (
+    EXIT_STATUS,
+    FAILURE,
+    GIVEN_OUT,
+    LOG,
+    Job,
+    is_free,
+    look,
+    read_result,
+    read_translations,
+)
 from qknorm.studies.grid.scores import MOSES, RELEASED, TOKENISED, TREEBANK
 from qknorm.studies.grid.work import do
 from qknorm.training.checkpoint import list_steps
@@ -168,6 +179,51 @@ def test_other_code_and_other_data_are_refused(data, tmp_path, monkeypatch):
     (job.folder / "job.json").write_text(text, encoding="utf-8")
     assert do(job.folder, "cpu") == "failed"
     assert "holds other data" in look(job).note
+
+
+class Ended(Exception):
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def lose(monkeypatch):
+    """Has a job lose its claim, and gives the status that its process would end with."""
+
+    def end(folder, status=1):
+        raise Ended(status)
+
+    def lose_it(job):
+        with pytest.raises(Ended) as ended:
+            work._leave(job.folder)
+        return ended.value.args[0]
+
+    monkeypatch.setattr(work, "end_process", end)
+    return lose_it
+
+
+def test_a_job_whose_claim_stays_away_has_failed_and_says_of_which_file(data, tmp_path, lose):
+    job = make(data, tmp_path)
+    assert lose(job) == 1
+    assert look(job).state == "failed"
+    assert look(job).note.startswith(
+        f"{job.folder / CLAIM} was gone or could not be read for 20 s, so its process ended"
+    )
+    assert look(job).note.endswith("then run the same command again")
+
+
+def test_a_job_that_another_took_over_has_not_failed(data, tmp_path, lose):
+    job = make(data, tmp_path)
+    other = {"host": "far", "machine": "far", "pid": 7, "began": "1", "token": "another"}
+    (job.folder / CLAIM).write_text(json.dumps(other), encoding="utf-8")
+    assert lose(job) == EXIT_STATUS["taken"]
+    assert not (job.folder / FAILURE).exists() and look(job).state == "running"
+
+
+def test_a_folder_that_is_gone_is_not_made_again_to_say_so(data, tmp_path, lose):
+    job = make(data, tmp_path)
+    job.folder.rename(tmp_path / "away")
+    assert lose(job) == 1
+    assert not job.folder.exists()
 
 
 def test_a_result_is_not_written_without_the_claim(data, tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_a_line_tells_means_and_what_the_paper_says(data, tmp_path):
     everything = planned(data, tmp_path, TABLES["2"], seeds=2)
     for each in everything:
         finish(each.job, data, wrong=8 if each.system.name == "baseline" else each.seed)
-    baseline, qknorm = Comparer(samples=200).compare(everything)
+    baseline, qknorm = Comparer().compare(everything)
     assert (baseline.against, baseline.difference, baseline.claimed, baseline.outcome) == (None, None, None, "")
     assert (baseline.published, qknorm.published) == (22.01, 24.21)
     assert qknorm.claimed == pytest.approx(2.20)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qknorm.cli import study_paper_figures as figures
+from qknorm.studies.paper import figures
 
 
 def planned(system: str, seed: int, pair: str = "gl-en", experiment: str = "2") -> SimpleNamespace:

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 def cells(written, title):
-    table = next(each for each in written.tables if each.title.startswith(title))
+    table = next(each for each in written.page.tables if each.title.startswith(title))
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows], table
 
 
@@ -62,7 +62,7 @@ def test_every_run_is_in_the_csv(folder, tmp_path):
     table, _ = cells(written, "Table 6")
     assert table[1]["seeds"] == "1 of 2 (1 diverged)" and table[1]["ours, mean ± sd"] == "–"
     assert table[1]["paper (en→vi)"] == "24.53"
-    assert "Not finished: 2 of 4 runs. The same command goes on with them." in written.summary
+    assert "Not finished: 2 of 4 runs. The same command goes on with them." in written.page.summary
 
 
 def test_beyond_the_paper_the_difference_itself_is_told(folder, tmp_path):
@@ -74,7 +74,7 @@ def test_beyond_the_paper_the_difference_itself_is_told(folder, tmp_path):
     rows, table = cells(written, "Beyond the paper")
     assert "paper" not in table.columns
     assert [row["outcome"] for row in rows] == ["", "no difference shown", "better", "better"]
-    assert any(line.startswith("gl→en, QKNorm and LayerNorm: better (+") for line in written.summary)
+    assert any(line.startswith("gl→en, QKNorm and LayerNorm: better (+") for line in written.page.summary)
 
 
 def test_what_diverged_is_not_told_as_not_run(folder, tmp_path):
@@ -86,7 +86,7 @@ def test_what_diverged_is_not_told_as_not_run(folder, tmp_path):
             finish(each.job, each.data, wrong=2)
         else:
             Result("diverged", "no number", 5.0, 3, 0, None).write(each.job.folder)
-    summary = write_report(plan, tmp_path, "command").summary
+    summary = write_report(plan, tmp_path, "command").page.summary
     assert "Table 6, 1 comparison of the paper: diverged 1." in summary
     assert "gl→en, RMSNorm on queries and keys: diverged." in summary
 
@@ -96,15 +96,15 @@ def test_the_quick_form_has_no_p_and_no_verdict(folder, tmp_path):
     plan = make_plan([TABLES["2"]], tmp_path, folder, pair="gl-en")
     for each in plan.planned:
         finish(each.job, each.data, wrong=0 if each.system.name == "baseline" else 8)
-    assert "reversed 1." in write_report(plan, tmp_path, "command").summary[0]
+    assert "reversed 1." in write_report(plan, tmp_path, "command").page.summary[0]
     written = write_report(plan, tmp_path, "command", Extras(quick=True))
     rows, _ = cells(written, "Table 2")
     assert [(row["p"], row["outcome"]) for row in rows] == [("–", ""), ("–", "too small to say")]
     assert float(rows[1]["difference"]) < 0
-    assert "Table 2, 1 comparison of the paper: too small to say 1." in written.summary
+    assert "Table 2, 1 comparison of the paper: too small to say 1." in written.page.summary
 
 
 def test_a_report_of_nothing_is_a_report(folder, tmp_path):
     plan = make_plan([TABLES["5"]], tmp_path, folder, pair="gl-en")
     written = write_report(plan, tmp_path, "command")
-    assert "Table 5, 6 comparisons of the paper: not run yet 6." in written.summary
+    assert "Table 5, 6 comparisons of the paper: not run yet 6." in written.page.summary

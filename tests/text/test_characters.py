@@ -82,6 +82,9 @@ def test_what_is_no_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "wide.txt").write_bytes("one".encode("utf-16"))
     with pytest.raises(InputError, match=r"wide\.txt is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8"):
         CharacterText.load(tmp_path / "wide.txt")
+    (tmp_path / "wider.txt").write_bytes("one\ntwo".encode("utf-32"))
+    with pytest.raises(InputError, match=r"wider\.txt is UTF-32, not UTF-8; convert it: iconv -f UTF-32 -t UTF-8"):
+        CharacterText.load(tmp_path / "wider.txt")
     (tmp_path / "unmarked.txt").write_bytes("one\ntwo\nthré".encode("utf-16-be"))
     with pytest.raises(InputError, match=r"unmarked\.txt is UTF-16, not UTF-8; convert it: iconv -f UTF-16BE -t UTF-8"):
         CharacterText.load(tmp_path / "unmarked.txt")

@@ -59,12 +59,13 @@ def test_nul_bytes_are_refused_with_their_line(tmp_path):
     assert list(read_lines(follow(told, tmp_path / "a.new"))) == ["x", "y", "z"]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["old text.gl", "old text.gl.gz"])
 def test_the_command_that_is_advised_converts_the_file(tmp_path, encoding, name):
     content = "ola\nmañá\n".encode(encoding)
     path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
-    with pytest.raises(InputError, match=r"is UTF-16" if encoding == "utf-16" else r"line 2: not UTF-8") as told:
+    message = r"line 2: not UTF-8" if encoding == "latin-1" else f"is {encoding.upper()}, not UTF-8"
+    with pytest.raises(InputError, match=message) as told:
         list(read_lines(path))
     assert list(read_lines(follow(told, tmp_path / "old text.new.gl"))) == ["ola", "mañá"]
 
@@ -73,6 +74,15 @@ def test_utf16_is_known_by_its_mark_whichever_way_round_and_without_a_nul(tmp_pa
     for encoding in ("utf-16-le", "utf-16-be"):
         with pytest.raises(InputError, match=r"a is UTF-16, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8 <"):
             list(read_lines(write(tmp_path / "a", "\ufeff漢字".encode(encoding))))
+
+
+@pytest.mark.parametrize("encoding", ["utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("text", ["ola\nmañá\n", "漢字", "\n\na\n", "😀\n", "Ċa\nĀ b\n", ""])
+def test_utf32_is_known_by_its_mark_whichever_way_round_and_converted_as_advised(tmp_path, encoding, text):
+    path = write(tmp_path / "a", ("\ufeff" + text).encode(encoding))
+    with pytest.raises(InputError, match=r"a is UTF-32, not UTF-8; convert it: iconv -f UTF-32 -t UTF-8 <") as told:
+        list(read_lines(path))
+    assert follow(told, tmp_path / "a.new").read_bytes() == text.encode()
 
 
 @pytest.mark.parametrize("kind", ["utf-16-le", "utf-16-be"])

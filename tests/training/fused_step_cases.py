@@ -20,11 +20,12 @@ from qknorm.training.fast import Fast
 from qknorm.training.flat_update import FlatUpdate
 from qknorm.training.fused_loss import projected_loss
 from qknorm.training.objective import label_smoothed_loss
-from qknorm.training.step import Sums, TrainingStep
+from qknorm.training.step import Objective, Sums, TrainingStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY = 21
 PARTS = ["linear", "layers", "loss", "update"]
+PLAIN = Training(precision="float32", compile=False)
 
 
 def make_run(flat=None) -> FusedRun:
@@ -177,6 +178,11 @@ def make_model(dropout: float = 0.0, **changes) -> Translator:
     return Translator(VOCABULARY, settings, scale_init=3.0, allowed=allowed).to(DEVICE).train()
 
 
+def make_step(model: Translator, settings: Training, fast: Fast) -> TrainingStep:
+    objective = Objective(label_smoothed_loss, (model.allowed, settings.label_smoothing))
+    return TrainingStep(model, model, settings, DEVICE, objective, fast)
+
+
 def make_batch(seed: int) -> tuple[torch.Tensor, ...]:
     random = torch.Generator().manual_seed(seed)
     source, target = (torch.randint(4, VOCABULARY, (2, 5), generator=random) for _ in range(2))
@@ -190,7 +196,7 @@ def take_steps(fast: Fast, fixnorm: bool) -> tuple[Sums, dict[str, torch.Tensor]
     """Two steps, the first from two batches: what was summed up, and the weights after."""
     model = make_model(fixnorm=fixnorm)
     settings = Training(precision="float32", compile=False, clip=0.5, weight_decay=0.01)
-    step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+    step = make_step(model, settings, fast)
     step([make_batch(0), make_batch(1)], 17, 1e-2)
     step([make_batch(2)], 9, 1e-2)
     return step.read_sums(), model.state_dict()
@@ -251,8 +257,7 @@ def test_gradients_added_as_late_as_can_be_are_the_same(monkeypatch, changes, ba
         model = make_model(**changes)
         for attention in model.attentions().values():
             attention.backend = backend
-        fast, settings = replace(Fast.everything(), overlap=overlap), Training(precision="float32", compile=False)
-        step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+        step = make_step(model, PLAIN, replace(Fast.everything(), overlap=overlap))
         with unrecorded(step):
             step._weight.fill_(0.1)
             step._forward_backward(*make_batch(0))
@@ -273,7 +278,7 @@ def test_a_table_that_is_a_linear_map_too_gets_both_gradients(monkeypatch):
     monkeypatch.setattr(fast_module, "side_stream", lambda _: stream)
     for fast in (Fast(), Fast(linear=True, overlap=True), Fast(linear=True, layers=True, overlap=True)):
         model = make_model(fixnorm=False, tie="all")
-        step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=fast)
+        step = make_step(model, PLAIN, fast)
         with unrecorded(step):
             step._weight.fill_(0.1)
             step._forward_backward(*make_batch(0))
@@ -286,7 +291,7 @@ def test_a_table_that_is_a_linear_map_too_gets_both_gradients(monkeypatch):
 def test_a_backward_pass_that_breaks_off_leaves_nothing_under_way(monkeypatch):
     stream, model = LateStream(), make_model()
     monkeypatch.setattr(fast_module, "side_stream", lambda _: stream)
-    step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=Fast.everything())
+    step = make_step(model, PLAIN, Fast.everything())
 
     def break_off(*_: object) -> None:
         raise KeyboardInterrupt
@@ -302,7 +307,7 @@ def test_a_parameter_that_is_not_learned_stays_as_it_is():
     frozen, learned = model.encoder[0].feed_forward.narrow.weight, model.encoder[0].feed_forward.widen.weight
     frozen.requires_grad_(False)
     before = frozen.clone(), learned.detach().clone()
-    step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=Fast.everything())
+    step = make_step(model, PLAIN, Fast.everything())
     step([make_batch(0)], 9, 1e-2)
     assert torch.equal(frozen, before[0]) and not torch.equal(learned, before[1])
 
@@ -314,7 +319,7 @@ def gradients_of_three_passes(overlap: bool, recorded: bool, precision: str, bac
     for attention in model.attentions().values():
         attention.backend = backend
     fast, settings = replace(Fast.everything(), overlap=overlap), Training(precision=precision, compile=False)
-    step = TrainingStep(model, model, settings, DEVICE, fast=fast)
+    step = make_step(model, settings, fast)
     assert (step._fast.flat.beside is not None) is overlap
     step._weight.fill_(1 / batch[0].numel())
     if recorded:
@@ -352,7 +357,7 @@ def test_a_shape_that_is_recorded_within_a_step_draws_what_one_recorded_before_d
     losses = []
     for before in (True, False, None):
         model = make_model(dropout=0.5)
-        step = TrainingStep(model, model, Training(precision="float32", compile=False), DEVICE, fast=fast)
+        step = make_step(model, PLAIN, fast)
         batch = make_batch(0)
         if before:
             step.prepare([tuple(batch[0].shape)])
@@ -367,7 +372,7 @@ def test_weights_that_are_put_back_reach_the_half_precision_copy():
     settings = Training(precision="bfloat16", compile=False)
     model = make_model()
     saved = {name: value.clone() for name, value in model.state_dict().items()}
-    step = TrainingStep(model, model, settings, DEVICE, fast=Fast(linear=True))
+    step = make_step(model, settings, Fast(linear=True))
     batch, losses = make_batch(0), []
     for way in ("fresh", "trained", "put back"):
         if way == "put back":

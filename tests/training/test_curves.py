@@ -1,5 +1,6 @@
 """The picture of a training: the panels that have data, and only those."""
 
+import json
 import math
 import subprocess
 import sys
@@ -44,6 +45,14 @@ def evaluation_rows(count: int, **changes: Any) -> list[dict[str, Any]]:
     ]
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws what a run would that has these metrics."""
+    run = path.parent / f"{path.stem} of"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    draw_curves(run, path)
+
+
 def titles(figure: Figure) -> list[str]:
     return [axes.get_title().split(" (")[0] for axes in figure.axes]
 
@@ -77,26 +86,26 @@ def test_panels_without_data_are_left_out(
     tmp_path: Path, figures: list[Figure], rows: list[dict[str, Any]], expected: list[str] | None
 ) -> None:
     if expected == []:
-        with pytest.raises(InputError, match="nothing to draw in the metrics given"):
-            draw_curves(rows, tmp_path / "curves.png")
-        assert list(tmp_path.iterdir()) == []
+        with pytest.raises(InputError, match=r"nothing to draw in .*metrics\.jsonl"):
+            draw(rows, tmp_path / "curves.png")
+        assert not (tmp_path / "curves.png").exists()
         return
-    draw_curves(rows, tmp_path / "curves.png")
+    draw(rows, tmp_path / "curves.png")
     four = ["Loss", "Dev BLEU", "Learning rate", "Scale g of every layer"]
     assert titles(figures[0]) == (expected or four)
 
 
 def test_the_best_is_the_one_marked_last_or_else_the_highest(tmp_path: Path, figures: list[Figure]) -> None:
     rows = evaluation_rows(4)
-    draw_curves(rows, tmp_path / "a.png")
+    draw(rows, tmp_path / "a.png")
     rows[0]["best"] = rows[2]["best"] = True
-    draw_curves(rows, tmp_path / "b.png")
+    draw(rows, tmp_path / "b.png")
     assert figures[0].axes[1].get_title() == "Dev BLEU (best: 22.00 at step 20)"
     assert figures[1].axes[1].get_title() == "Dev BLEU (best: 20.00 at step 30)"
 
 
 def test_every_scale_has_a_line_and_every_kind_a_look(tmp_path: Path, figures: list[Figure]) -> None:
-    draw_curves(evaluation_rows(3), tmp_path / "curves.png")
+    draw(evaluation_rows(3), tmp_path / "curves.png")
     axes = figures[0].axes[-1]
     assert len(axes.lines) == 33
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
@@ -121,8 +130,9 @@ def test_the_running_mean_is_a_mean() -> None:
 
 def test_a_place_that_cannot_be_written_and_a_run_without_metrics_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    draw(step_rows(2), tmp_path / "curves.png")
     with pytest.raises(InputError, match=r"cannot write .*curves\.png"):
-        draw_curves(step_rows(2), tmp_path / "file" / "curves.png")
+        draw_curves(tmp_path / "curves of", tmp_path / "file" / "curves.png")
     with pytest.raises(InputError, match=r"nothing to draw in .*metrics\.jsonl"):
         draw_curves(tmp_path, tmp_path / "curves.png")
 

@@ -11,7 +11,7 @@ from qknorm.errors import InputError
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import save_checkpoint, save_weights
-from qknorm.training.run_folder import build_model, create_run, is_run, is_unborn, load, read_run
+from qknorm.training.run_folder import build_model, create_run, is_run, is_unborn, load_translator, read_run
 
 SETTINGS = Train(
     model=Model(width=16, feed_forward=16, encoder_layers=1, decoder_layers=1, heads=2),
@@ -38,7 +38,7 @@ def run(data: PreparedData, tmp_path: Path) -> Path:
 
 def test_an_unknown_precision_is_refused(run: Path) -> None:
     with pytest.raises(InputError, match="precision float16 is not known; use float32 or bfloat16"):
-        load(run, precision="float16")
+        load_translator(run, precision="float16")
 
 
 def test_what_is_written_is_read(run: Path, data: PreparedData) -> None:
@@ -59,7 +59,7 @@ def test_the_scale_of_the_settings_goes_first(data: PreparedData, tmp_path: Path
 def test_a_damaged_file_is_named(name: str, run: Path) -> None:
     (run / name).write_text("{ = [")
     with pytest.raises(InputError, match=rf"{name}|run is damaged"):
-        load(run, device="cpu")
+        load_translator(run, device="cpu")
 
 
 def test_a_missing_settings_file_is_told(run: Path) -> None:
@@ -94,17 +94,17 @@ def test_a_layout_that_was_killed_can_be_laid_out_again(run: Path, data: Prepare
 
 def test_load_takes_a_step_or_a_file(run: Path, tmp_path: Path) -> None:
     texts = ["word1 and2", ""]
-    by_step = load(run, checkpoint=5, device="cpu").translate(texts)
-    assert by_step == load(run, device="cpu").translate(texts)
-    model = load(run, device="cpu").model
+    by_step = load_translator(run, checkpoint=5, device="cpu").translate(texts)
+    assert by_step == load_translator(run, device="cpu").translate(texts)
+    model = load_translator(run, device="cpu").model
     save_weights(tmp_path / "w.safetensors", model.state_dict(), {})
-    assert load(run, checkpoint=tmp_path / "w.safetensors", device="cpu").translate(texts) == by_step
+    assert load_translator(run, checkpoint=tmp_path / "w.safetensors", device="cpu").translate(texts) == by_step
     for checkpoint, complaint in ((7, "no checkpoint of step 7"), (tmp_path / "none", "does not exist")):
         with pytest.raises(InputError, match=complaint):
-            load(run, checkpoint=checkpoint, device="cpu")
+            load_translator(run, checkpoint=checkpoint, device="cpu")
 
 
 def test_load_refuses_what_is_no_device(run: Path) -> None:
     for device in ("banana", "cuda:x", "cuda:99"):
         with pytest.raises(InputError, match="--device"):
-            load(run, device=device)
+            load_translator(run, device=device)

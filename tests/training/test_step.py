@@ -7,7 +7,8 @@ import torch
 
 from qknorm.config import Dropout, Model, Training
 from qknorm.models.translator import Translator
-from qknorm.training.step import TrainingStep, choose_precision
+from qknorm.training.objective import label_smoothed_loss
+from qknorm.training.step import Objective, TrainingStep, choose_precision
 
 CPU = torch.device("cpu")
 VOCABULARY = 24
@@ -20,7 +21,9 @@ def make_model(dropout: float = 0.0) -> Translator:
 
 
 def make_step(model: Translator, **settings) -> TrainingStep:
-    return TrainingStep(model, model, Training(**settings), CPU)
+    training = Training(**settings)
+    objective = Objective(label_smoothed_loss, (model.allowed, training.label_smoothing))
+    return TrainingStep(model, model, training, CPU, objective)
 
 
 def make_batch(seed: int, rows: int = 4, length: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -61,9 +64,8 @@ def test_two_half_batches_equal_one_whole():
 def test_the_update_is_adam_on_the_clipped_mean_loss():
     """Against plain torch: mean loss over tokens, clip_grad_norm_, unfused AdamW."""
     batch, model, plain = make_batch(1), make_model(), make_model()
-    settings = Training(label_smoothing=0.0, clip=0.05, weight_decay=0.01)
-    step = TrainingStep(model, model, settings, CPU)
-    optimizer = torch.optim.AdamW(plain.parameters(), betas=settings.betas, weight_decay=0.01, fused=False)
+    step = make_step(model, label_smoothing=0.0, clip=0.05, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(plain.parameters(), betas=Training().betas, weight_decay=0.01, fused=False)
     for rate in (1e-3, 2e-3):
         step([batch], tokens(batch), rate)
         optimizer.param_groups[0]["lr"] = rate

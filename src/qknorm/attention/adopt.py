@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,12 +15,23 @@ from torch import Tensor, nn
 
 from qknorm.attention.adopting.calibration import Spread, loss_on
 from qknorm.attention.adopting.family import Family, Shape
-from qknorm.attention.adopting.hugging_face import HuggingFace, read_settings, read_state, write_settings
+from qknorm.attention.adopting.hugging_face import (
+    HuggingFace,
+    read_settings,
+    read_state,
+    was_adopted,
+    write_settings,
+)
+from qknorm.attention.adopting.saved import PREFIXES
 from qknorm.attention.adopting.timm_vit import TimmVit
 from qknorm.attention.adopting.torch_multihead import TorchMultihead
-from qknorm.attention.norm import QKNorm
+from qknorm.attention.norm import QKNorm, same_p, saved_p
 
 _FAMILIES: tuple[Family, ...] = (TorchMultihead(), TimmVit(), HuggingFace())
+_STARTS_ANEW = (
+    "this model was saved with QKNorm, and the scales it had learned start anew now; adopt(model, state=…) with the"
+    " folder or file it came from takes them from there"
+)
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
 
 
@@ -61,7 +73,7 @@ class Adoption:
         rows = [("attention", "kind", "heads", "scale starts at")]
         for each in self.changed:
             shared = f" over {each.kv_heads}" if each.kv_heads != each.heads else ""
-            per_head = " (mean of heads)" if each.norm.scale.dim() else ""
+            per_head = " (mean of heads)" if each.norm.scale_per_head else ""
             rows.append((_shown(each.name), each.kind, f"{each.heads}{shared}", f"{each.start:.4g}{per_head}"))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = [f"QKNorm in {len(self.changed)} of {len(self.changed) + len(self.left)} attention modules"]
@@ -94,7 +106,7 @@ def adopt(
     calibrate: Any = None,
     loss: Callable[[Any], Any] | None = None,
     state: str | Path | Mapping[str, Tensor] | None = None,
-    p: float = 2.0,
+    p: float | None = None,
     scale_per_head: bool = False,
     p_learned: bool = False,
     only: str | Iterable[str] | None = None,
@@ -110,35 +122,35 @@ def adopt(
       model takes); the loss before and after is reported where the model returns one or `loss(output)` makes one.
     - `state`: as saved: a state dict, one file of it, or a folder of `save_pretrained`; settings are then those saved.
 
-    `only` is a pattern, or several, for the names of the modules to change ("encoder.*").
+    `p` is 2 unless told. `only` is a pattern, or several, for the names of the modules to change ("encoder.*").
     """
-    _check_start(length=length, scale_init=scale_init, calibrate=calibrate, state=state)
-    if loss is not None and calibrate is None:
-        raise ValueError("loss= is for the report of calibrate=; give a batch there too, or leave loss out")
-    for module in model.modules():
-        if (wrapper := type(module).__name__) in _WRAPPERS:
-            raise ValueError(f"adopt before the model is wrapped: {wrapper} would not learn of the new scales")
+    _check_start(loss, length=length, scale_init=scale_init, calibrate=calibrate, state=state)
+    _check_unwrapped(model)
+    if state is None and was_adopted(model):
+        warnings.warn(_STARTS_ANEW, stacklevel=2)
     found, left = _survey(model, only)
     saved = None if state is None else _saved_entries(model, found, state)
     if saved is not None:
         left += [Left(one.name, "has no QKNorm in the saved state") for one in found if one.key not in saved]
         found = [one for one in found if one.key in saved]
-        p = read_settings(model, p)
     if not found:
         raise ValueError(_nothing_to_adopt(left))
 
-    settings = {"length": length, "scale_init": scale_init, "p": p}
-    settings |= {"scale_per_head": scale_per_head, "p_learned": p_learned}
-    norms = [_norm_for(one, settings, None if saved is None else saved[one.key]) for one in found]
+    asked = {"p": p, "scale_per_head": scale_per_head, "p_learned": p_learned}
+    if saved is None:
+        settings = asked | {"length": length, "scale_init": scale_init, "p": 2.0 if p is None else p}
+        norms = [_norm_for(one, settings) for one in found]
+    else:
+        norms = [_saved_norm(one, asked, read_settings(model), saved[one.key]) for one in found]
     before = None if calibrate is None else _calibrate(model, found, norms, calibrate, loss)
     for one, norm in zip(found, norms, strict=True):
         one.family.install(one.module, norm)
-    write_settings(model, p)
+    write_settings(model)
     after = None if calibrate is None else loss_on(model, calibrate, loss)
     return Adoption(tuple(map(_changed, found, norms)), tuple(left), before, after)
 
 
-def _check_start(**starts: object) -> None:
+def _check_start(loss: object, **starts: object) -> None:
     given = [name for name, value in starts.items() if value is not None]
     if not given:
         raise ValueError(
@@ -151,6 +163,16 @@ def _check_start(**starts: object) -> None:
         value = starts[name]
         if isinstance(value, float | int) and not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive number, got {value}")
+    if loss is not None and starts["calibrate"] is None:
+        raise ValueError("loss= is for the report of calibrate=; give a batch there too, or leave loss out")
+
+
+def _check_unwrapped(model: nn.Module) -> None:
+    for module in model.modules():
+        if (wrapper := type(module).__name__) in _WRAPPERS:
+            raise ValueError(f"adopt before the model is wrapped: {wrapper} would not learn of the new scales")
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise ValueError("adopt before the model is shared out: fully_shard would not learn of the new scales")
 
 
 def _survey(model: nn.Module, only: str | Iterable[str] | None) -> tuple[list[_Found], list[Left]]:
@@ -204,9 +226,13 @@ def _saved_entries(
     model: nn.Module, found: list[_Found], state: str | Path | Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
     """For every module that was adopted when `state` was saved, the entries of its QKNorm."""
-    parts = ("scale", "p_raw")
+    parts = ("scale", "p_raw", "p_fixed")
     wanted = [f"{one.key}.{name}" for one in found for name in parts]
-    tensors = read_state(model, Path(state), wanted) if isinstance(state, (str, Path)) else state
+    if isinstance(state, (str, Path)):
+        tensors = read_state(model, Path(state), wanted)
+    else:
+        prefixes = {name: next((each for each in PREFIXES if f"{each}{name}" in state), None) for name in wanted}
+        tensors = {name: state[f"{prefix}{name}"] for name, prefix in prefixes.items() if prefix is not None}
     saved = {
         one.key: {name: tensors[f"{one.key}.{name}"] for name in parts if f"{one.key}.{name}" in tensors}
         for one in found
@@ -220,16 +246,25 @@ def _saved_entries(
     return saved
 
 
-def _norm_for(one: _Found, settings: dict[str, Any], saved: dict[str, Tensor] | None) -> QKNorm:
-    """A QKNorm on the device and in the dtype of the module it is for, at its start or as saved."""
-    if saved is not None:
-        start = float(saved["scale"].float().mean())
-        settings = settings | {"scale_init": start, "scale_per_head": saved["scale"].dim() > 0}
-        settings["p_learned"] = "p_raw" in saved
+def _norm_for(one: _Found, settings: dict[str, Any]) -> QKNorm:
+    """A QKNorm at its start, on the device and in the dtype of the module it is for."""
     shape = one.shape
-    norm = QKNorm(shape.head_dim, shape.heads, num_kv_heads=shape.kv_heads, **settings, **_place(one.module))
-    if saved is not None:
-        norm.load_state_dict(saved)
+    return QKNorm(shape.head_dim, shape.heads, num_kv_heads=shape.kv_heads, **settings, **_place(one.module))
+
+
+def _saved_norm(one: _Found, asked: dict[str, Any], noted: float | None, saved: dict[str, Tensor]) -> QKNorm:
+    """A QKNorm as it was saved; refuses what was asked for besides and is not so. `noted` is the p of a config."""
+    per_head, p_learned = saved["scale"].numel() > 1, "p_raw" in saved
+    for name, held in (("scale_per_head", per_head), ("p_learned", p_learned)):
+        if asked[name] and not held and (name == "p_learned" or one.shape.heads > 1):
+            raise ValueError(f"{name}=True was asked for, but {one.key} was saved without; leave it out with state=")
+    p = saved_p(saved["p_fixed"]) if "p_fixed" in saved else noted
+    if p is not None and asked["p"] is not None and not same_p(p, asked["p"]):
+        raise ValueError(f"{one.key} was saved with p = {p:g}, not {asked['p']:g}; leave p out where state= is given")
+    p = next((each for each in (p, asked["p"]) if each is not None), 2.0)
+    settings = {"scale_init": float(saved["scale"].float().mean()), "scale_per_head": per_head}
+    norm = _norm_for(one, settings | {"p": p, "p_learned": p_learned})
+    norm.load_state_dict(saved)
     return norm
 
 
@@ -253,7 +288,7 @@ def _calibrate(
             watching.enter_context(one.family.watch(one.module, spread.see))
         before = loss_on(model, batch, loss)
     for one, norm, spread in zip(found, norms, spreads, strict=True):
-        scale = spread.matching_scale(_shown(one.name), norm.scale.dim() > 0)
+        scale = spread.matching_scale(_shown(one.name), norm.scale_per_head)
         norm.scale_init = float(scale.mean())  # what reset_parameters goes back to
         with torch.no_grad():
             norm.scale.copy_(scale)

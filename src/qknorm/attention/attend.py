@@ -3,26 +3,25 @@
 Letters in names of tensors: b batch, h heads, t queries in time, s keys in time (source), d head dimension.
 """
 
-import importlib.util
 import math
-import os
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qknorm.attention.arguments import by_head, by_key_head, check_shapes, computed_in, hidden_in, ready
+from qknorm.attention.availability import HAS_TRITON, why_no_kernels
 from qknorm.attention.dropout import dropout as drop_out
-from qknorm.attention.masks import Visibility, all_see, check_mask, plain_mask, with_causal
+from qknorm.attention.masks import Visibility, all_see, plain_mask, with_causal
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
+from qknorm.attention.onlookers import shown
+from qknorm.attention.values import derives_forward
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 SHORT_ON_CPU = 64
 """So many queries and keys at most are attended to by plain products in training on the CPU."""
 FEW_ON_CPU = 16
 """So many queries at most are, over any number of keys, where nothing is learned."""
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_SDPA = F.scaled_dot_product_attention
 
 
 class Attended(NamedTuple):
@@ -48,11 +47,14 @@ def attend(
     """Attention output (b, h, t, d), the same from every back end.
 
     `scale` multiplies the logits: a number, or a tensor of one or of h numbers, which may learn. `p` normalises q and
-    k to unit Lp length first; without it they are taken as they come (normalised already, or dot-product attention).
+    k to unit Lp length first: a number, or a tensor of one or of h; without it they are taken as they come (normalised
+    already, or dot-product attention).
     `mask` is boolean (True = may attend) or additive, and broadcasts to (b, h, t, s); `Visibility.of` makes one ready
     for many calls. `is_causal` aligns the last query with the last key. k and v may have fewer heads, each shared by
-    h/kv queries' heads. A query that may attend to nothing gets zeros. `dropout` is applied to the weights whenever it
-    is above 0.
+    h/kv queries' heads. A query that may attend to nothing, since all its keys are False or −∞, gets zeros; so low a
+    number that q's dtype (autocast's, under it) cannot hold it, as float16 cannot −1e9, counts as −∞. A row of finite
+    ones hides nothing: softmax shares the weight out among its keys. `dropout` is applied to the weights whenever it is
+    above 0.
     """
     if p is not None:
         check_p(p)
@@ -61,6 +63,7 @@ def attend(
     )
 
 
+@shown()
 def attend_valid(
     q_bhtd: Tensor,
     k_bhsd: Tensor,
@@ -74,9 +77,11 @@ def attend_valid(
     backend: Backend,
 ) -> Tensor:
     """`attend` for a p known to be valid: to look at a learned one would make the host wait for the device."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
-    slow = backend == "auto" and _slow_in_kernels(q_bhtd, k_bhsd, v_bhsd, dropout)
-    if backend == "reference" or slow:
+    check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
+    p = by_head(p, q_bhtd.shape[1])
+    # PyTorch's kernels have no forward-mode derivatives
+    plain = backend == "auto" and (derives_forward() or _slow_in_kernels(q_bhtd, k_bhsd, v_bhsd, dropout))
+    if backend == "reference" or plain:
         return attend_with_weights(
             q_bhtd, k_bhsd, v_bhsd, scale=scale, p=p, mask=mask, is_causal=is_causal, dropout=dropout
         ).output
@@ -95,10 +100,11 @@ def attend_valid(
         if backend == "fused":
             raise ValueError(f"backend='fused' cannot be used here: {refusal}; backend='auto' takes another way")
     q_bhtd = normalize_and_scale(q_bhtd, p, scale, backend)
-    k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, backend)
+    k_bhsd = normalize_and_scale(k_bhsd, by_key_head(p, k_bhsd.shape[1]), 1.0, backend)
     return _attend_sdpa(q_bhtd, k_bhsd, v_bhsd, mask, is_causal, dropout)
 
 
+@shown(unit_keys=True)
 def attend_normalised_keys(
     q_bhtd: Tensor,
     k_bhsd: Tensor,
@@ -112,7 +118,7 @@ def attend_normalised_keys(
     backend: Backend,
 ) -> Tensor:
     """`attend_valid` where the keys, from a cache, have unit Lp length already and the queries not yet."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
+    check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
     inside = backend == "auto" and not isinstance(p, Tensor) and p == 2
     if inside and _takes_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, is_causal, dropout):
         return _attend_few(q_bhtd, k_bhsd, v_bhsd, scale, mask, normalise=True)
@@ -134,8 +140,6 @@ def _slow_in_kernels(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, dropout: fl
     if dropout > 0:
         return True
     if q_bhtd.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-        return False
-    if F.scaled_dot_product_attention is not _SDPA:  # most often replaced to watch it
         return False
     t, s = q_bhtd.shape[2], k_bhsd.shape[2]
     derives = torch.is_grad_enabled() and any(x.requires_grad for x in (q_bhtd, k_bhsd, v_bhsd))
@@ -178,10 +182,8 @@ def fused_attention_refusal(
     dropout: float = 0.0,
 ) -> str | None:
     """Why the attention kernels of `fused_attention` are not for this input; None if they are."""
-    if not (q_bhtd.is_cuda or _INTERPRETED):
-        return f"the tensors are on {q_bhtd.device.type}, not on a GPU"
-    if not _HAS_TRITON:
-        return "triton is not installed"
+    if (refusal := why_no_kernels(q_bhtd)) is not None:
+        return refusal
     mask = mask.mask if isinstance(mask, Visibility) else mask
     if mask is not None and mask.dtype != torch.bool:
         return "the mask is added to the logits, not boolean"
@@ -210,7 +212,7 @@ def _attend_fused(
     inside = not isinstance(p, Tensor) and p == 2
     if not inside:
         q_bhtd = normalize_and_scale(q_bhtd, p, 1.0, "auto")
-        k_bhsd = normalize_and_scale(k_bhsd, _per_key_head(p, k_bhsd.shape[1]), 1.0, "auto")
+        k_bhsd = normalize_and_scale(k_bhsd, by_key_head(p, k_bhsd.shape[1]), 1.0, "auto")
     # what a learned p is now only the device knows, so that it counts as infinite
     reach = q_bhtd.shape[-1] ** max(0.0, 1 - 2 / (math.inf if isinstance(p, Tensor) else p))
     blind = None
@@ -241,8 +243,7 @@ def _takes_few(
     dropout: float,
 ) -> bool:
     """Whether `auto` takes the kernel of `fused_decode` for this input."""
-    # who has put a function in the place of PyTorch's, to watch it most often, is to get what comes here too
-    if not _HAS_TRITON or not may_fuse("auto", q_bhtd) or F.scaled_dot_product_attention is not _SDPA:
+    if not HAS_TRITON or not may_fuse("auto", q_bhtd):
         return False
     return few_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, is_causal=is_causal, dropout=dropout) is None
 
@@ -284,20 +285,20 @@ def _attend_few(
 ) -> Tensor:
     from qknorm.attention.fused_decode import attend_few
 
-    mask, nothing = mask if isinstance(mask, Visibility) else (mask, None)
+    if isinstance(mask, Visibility):
+        mask, nothing = ready(mask, q_bhtd)
+    else:
+        mask, nothing = None if mask is None else hidden_in(mask, q_bhtd), None
     q_bhtd, k_bhsd, v_bhsd = _as_autocast(q_bhtd, k_bhsd, v_bhsd)
     return attend_few(q_bhtd, k_bhsd, v_bhsd, scale, normalise=normalise, mask=mask, nothing=nothing)
 
 
 def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast what PyTorch's attention would be given, else the tensors as they are."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    half = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(half) for x in tensors)
+    return tuple(x.to(computed_in(x)) for x in tensors)
 
 
+@shown()
 def attend_with_weights(
     q_bhtd: Tensor,
     k_bhsd: Tensor,
@@ -310,12 +311,14 @@ def attend_with_weights(
     dropout: float = 0.0,
 ) -> Attended:
     """The reference: the formula as it is written, in float32 or wider, with its weights and logits."""
-    _check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
+    check_shapes(q_bhtd, k_bhsd, v_bhsd, mask)
+    p = by_head(p, q_bhtd.shape[1])
+    mask = ready(mask, q_bhtd) if isinstance(mask, Visibility) else None if mask is None else hidden_in(mask, q_bhtd)
     out_dtype, wide = v_bhsd.dtype, torch.promote_types(q_bhtd.dtype, torch.float32)
     with torch.autocast(q_bhtd.device.type, enabled=False):
         q_bhtd, k_bhsd, v_bhsd = q_bhtd.to(wide), k_bhsd.to(wide), v_bhsd.to(wide)
         if p is not None:
-            q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, _per_key_head(p, k_bhsd.shape[1]))
+            q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, by_key_head(p, k_bhsd.shape[1]))
         if (group := q_bhtd.shape[1] // k_bhsd.shape[1]) > 1:
             k_bhsd, v_bhsd = k_bhsd.repeat_interleave(group, dim=1), v_bhsd.repeat_interleave(group, dim=1)
 
@@ -350,7 +353,8 @@ def _attend_sdpa(
     if is_causal or not isinstance(mask, Visibility):
         joined = with_causal(plain_mask(mask), is_causal, t, s, q_bhtd.device)
         assert joined is not None
-        mask = Visibility.of(joined)
+        mask = joined
+    mask = ready(mask, q_bhtd)
     visible = mask.mask if mask.mask.dtype == torch.bool else mask.mask.to(q_bhtd.dtype)
     if visible.dim() < 2:
         visible = visible.reshape(1, -1)  # PyTorch's kernels want a row for the queries
@@ -358,29 +362,3 @@ def _attend_sdpa(
         q_bhtd, k_bhsd, v_bhsd, attn_mask=visible, dropout_p=dropout, scale=1.0, enable_gqa=grouped
     )
     return output if mask.nothing is None else output.masked_fill(mask.nothing, 0.0)
-
-
-def _per_key_head(p: float | Tensor, kv_heads: int) -> float | Tensor:
-    """p for the keys where it was given for every query head: the one of each group's first head."""
-    if isinstance(p, Tensor) and p.dim() >= 3 and p.shape[-3] > kv_heads:
-        return p[..., :: p.shape[-3] // kv_heads, :, :]
-    return p
-
-
-def _check_shapes(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | Visibility | None) -> None:
-    if not q_bhtd.dim() == k_bhsd.dim() == v_bhsd.dim() == 4:
-        raise ValueError(
-            f"q, k and v must be (batch, heads, time, head_dim), got {tuple(q_bhtd.shape)}, {tuple(k_bhsd.shape)}, "
-            f"{tuple(v_bhsd.shape)}"
-        )
-    if k_bhsd.shape[:3] != v_bhsd.shape[:3]:
-        raise ValueError(
-            f"k and v must agree in batch, heads and time, got {tuple(k_bhsd.shape)}, {tuple(v_bhsd.shape)}"
-        )
-    if q_bhtd.shape[-1] != k_bhsd.shape[-1]:
-        raise ValueError(f"q and k must have one head_dim, got {q_bhtd.shape[-1]} and {k_bhsd.shape[-1]}")
-    if q_bhtd.shape[1] % k_bhsd.shape[1]:
-        raise ValueError(f"{q_bhtd.shape[1]} query heads cannot share {k_bhsd.shape[1]} key heads evenly")
-    if mask is not None:
-        b, h, t, _ = q_bhtd.shape
-        check_mask(mask.mask if isinstance(mask, Visibility) else mask, b, h, t, k_bhsd.shape[2])

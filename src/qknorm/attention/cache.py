@@ -40,6 +40,11 @@ class KeyValueCache:
         """Adds keys and values at the end and returns all of them; the room doubles as needed."""
         if self.filled:
             raise RuntimeError("a fixed cache is filled once; use a new one for another sequence")
+        if self._keys is not None and self._keys.shape[0] != k_bhsd.shape[0]:
+            raise ValueError(
+                f"the cache holds a batch of {self._keys.shape[0]} and this call has one of {k_bhsd.shape[0]}: use a"
+                " cache of its own for every batch, or reorder to drop or repeat rows"
+            )
         grown = self.length + k_bhsd.shape[2]
         self._keys = _with_room(self._keys, k_bhsd, self.length, grown if self.fixed else None)
         self._values = _with_room(self._values, v_bhsd, self.length, grown if self.fixed else None)

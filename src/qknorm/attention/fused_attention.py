@@ -19,8 +19,6 @@ from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_tuning import blocks_for, is_small, small_warps
 from qknorm.attention.sharing import TrainingPass, shared_pass
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-
 HALF_RANGE = 15.0, 28.0
 FULL_RANGE = 0.0, 96.0
 """Headroom and limit, in powers of two: weights before division by their sum are 2^(headroom − 2·bound) … 2^headroom.
@@ -84,9 +82,7 @@ def _draw(q: Tensor, k: Tensor, shared: TrainingPass | None) -> tuple[Tensor, in
 
 
 def why_not(q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, scale: float | Tensor, dropout: float) -> str | None:
-    """Why the kernels cannot take this input; None if they can. Masks are not looked at here."""
-    if not q_bhtd.is_cuda and not INTERPRETED:
-        return f"the tensors are on {q_bhtd.device.type}, not on a GPU"
+    """Why the kernels cannot take this input; None if they can. Masks and the device are not looked at here."""
     if not q_bhtd.dtype == k_bhsd.dtype == v_bhsd.dtype:
         return f"q, k and v differ in dtype: {q_bhtd.dtype}, {k_bhsd.dtype}, {v_bhsd.dtype}"
     if q_bhtd.dtype not in (torch.float16, torch.bfloat16, torch.float32):

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from qknorm.attention.availability import why_no_kernels
 from qknorm.attention.fused import gpu_of
 from qknorm.attention.fused_blocks import LOG2_E, load_rows, product, unit_rows
 from qknorm.attention.values import someone_follows, stand_for_others
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
 MOST_QUERIES = 16
 """What counts as few: products take 16 rows at least, so that these cost no more than one."""
 MOST_ENTRIES = 8_192
@@ -218,8 +218,8 @@ def why_not(
     """Why the kernel cannot take this input; None if it can. Whether a gradient is wanted is not looked at here."""
     b, h, t, d = q_bhtd.shape
     kv, s = k_bhsd.shape[1:3]
-    if not q_bhtd.is_cuda and not INTERPRETED:
-        return f"the tensors are on {q_bhtd.device.type}, not on a GPU"
+    if (refusal := why_no_kernels(q_bhtd)) is not None:
+        return refusal
     if not q_bhtd.dtype == k_bhsd.dtype == v_bhsd.dtype or q_bhtd.dtype not in (torch.float16, torch.bfloat16):
         return f"q, k and v are not of one half precision: {q_bhtd.dtype}, {k_bhsd.dtype}, {v_bhsd.dtype}"
     if v_bhsd.shape[-1] != d or b != len(k_bhsd):

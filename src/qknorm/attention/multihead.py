@@ -1,5 +1,6 @@
 """Multi-head attention with query-key normalisation, to stand where torch.nn.MultiheadAttention stood."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Literal
@@ -11,9 +12,12 @@ from torch.nn import functional as F
 from qknorm.attention.attend import attend, attend_normalised_keys, attend_valid, attend_with_weights, may_fuse
 from qknorm.attention.cache import KeyValueCache
 from qknorm.attention.cut import cut_heads, cut_heads_with_room
-from qknorm.attention.masks import Visibility, causal_mask, check_dtype
+from qknorm.attention.masks import Visibility
+from qknorm.attention.nested import check_nested, to_nested, to_padded
 from qknorm.attention.norm import Backend, Kind, QKNorm, Span
+from qknorm.attention.refusals import check_cached, check_inputs, check_rotary_cache, check_settings
 from qknorm.attention.rotary import rotary_angles, rotate
+from qknorm.attention.torch_masks import Sizes, merge_masks
 
 RotaryOrder = Literal["none", "before_norm", "after_norm"]
 
@@ -22,8 +26,9 @@ class MultiheadAttention(nn.Module):
     """Drop-in for `torch.nn.MultiheadAttention`: same arguments, masks, results and weights; only the scale is new.
 
     The QKNorm settings are those of `QKNorm`. `num_kv_heads` shares each key and value head among several query heads.
-    `rotary` turns queries and keys by position, before or after normalising. Unlike torch's module, a query whose keys
-    are all masked gets zeros instead of NaN, and `is_causal` needs no mask beside it.
+    `rotary` turns queries and keys by position, before or after normalising: keys from 0 on, or from the length of a
+    cache on, and queries likewise, or where `is_causal` puts them. Unlike torch's module, a query whose keys are all
+    masked gets zeros instead of NaN, and `is_causal` needs no mask beside it; README.md lists all that differs.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
-        _check_settings(embed_dim, num_heads, num_kv_heads, rotary, backend, qk_norm)
+        check_settings(embed_dim, num_heads, num_kv_heads, rotary, backend, qk_norm)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self._extra_keys = int(add_bias_kv) + int(add_zero_attn)
         self.head_dim = embed_dim // num_heads
@@ -125,30 +130,37 @@ class MultiheadAttention(nn.Module):
 
         Masks mean what they mean in torch: True in a boolean mask hides a key, a float mask is added; `visibility` is
         one made ready for many calls, in place of both. With a `cache` the keys and values of earlier calls come before
-        those of this one; `is_causal` aligns to the end.
+        those of this one, and masks are for all of them; `is_causal` aligns to the end. A mask beside `is_causal` is
+        used, and what comes later is hidden besides; it costs no time where it is the square causal one.
         """
-        if query.is_nested:
-            return self._forward_nested(query, need_weights)
+        if query.is_nested or key.is_nested or value.is_nested:
+            others = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+            check_nested(query, key, value, others | {"visibility": visibility, "cache": cache})
+            return self._forward_nested(query, need_weights, average_attn_weights, is_causal)
         batched = query.dim() == 3
-        query, key, value = self._batch_leading(query, key, value)
+        query, key, value = self._batch_leading(query, key, value, key_padding_mask, cache)
         if not batched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask.unsqueeze(0)
+        lag = key.shape[1] - query.shape[1] if is_causal and self.rotary != "none" else 0
         raw = cache is None and not need_weights and self._leaves_norm_to_attend(query)
+        raw_query = cache is not None and not need_weights and self._leaves_query_to_attend()
         if raw:
             q, k, v = self._project_raw(query, key, value, cut_heads_with_room)
         else:
-            raw_query = cache is not None and not need_weights and self._leaves_query_to_attend()
             project = functools.partial(self._project_by, self._place_raw) if raw_query else self._project
-            q, k, v = project(query, key, value, cache)
-        if cache is not None and cache.visibility is not None:
-            visibility, is_causal = cache.visibility, False
-        if is_causal:
-            attn_mask = None
-            if self._extra_keys:  # these come after the last key and are for everyone
-                attn_mask, is_causal = ~causal_mask(q.shape[2], k.shape[2] - self._extra_keys, q.device), False
-        mask = visibility or self._merge_masks(key_padding_mask, attn_mask, k.shape[2])
+            q, k, v = project(query, key, value, cache, lag)
+        mask: Tensor | Visibility | None = visibility
+        if cache is not None:
+            check_cached(q, k)
+            if cache.visibility is not None:
+                mask, is_causal = cache.visibility, False
+        if mask is None:
+            sizes = Sizes(q.shape[0], self.num_heads, q.shape[2], k.shape[2] - self._extra_keys, self._extra_keys)
+            mask, is_causal = merge_masks(key_padding_mask, attn_mask, is_causal, sizes, q.device)
+        elif is_causal and self._extra_keys:
+            raise ValueError("is_causal beside visibility does not know of the extra keys; make it part of visibility")
         if raw:
-            output, weights = self._attend_raw(q, k, v, mask, is_causal), None
+            output, weights = self._attend_raw(q, k, v, mask, is_causal, lag), None
         else:
             output, weights = self._attend(q, k, v, mask, is_causal, need_weights, raw_query)
         if weights is not None and average_attn_weights:
@@ -158,8 +170,15 @@ class MultiheadAttention(nn.Module):
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _batch_leading(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The three as (batch, time, width); one tensor given thrice stays one, so that one product projects all."""
+    def _batch_leading(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The three, checked, as (batch, time, width); one given thrice stays one, so that one product projects all."""
+        check_rotary_cache(self.rotary, cache)
+        widths = (self.embed_dim, self.kdim, self.vdim)
+        if cache is not None and cache.filled:  # nobody reads keys and values
+            key, value, widths = query, query, (self.embed_dim,) * 3
+        check_inputs(query, key, value, key_padding_mask, widths, 0 if self.batch_first else 1)
         if self.batch_first and query.dim() == 3:
             return query, key, value
 
@@ -185,10 +204,12 @@ class MultiheadAttention(nn.Module):
         per_head = self.norm.kind == "lp" and self.norm.query_over == "head"
         return own_weights and per_head and self.rotary != "after_norm"
 
-    def _attend_raw(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool) -> Tensor:
+    def _attend_raw(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Visibility | None, is_causal: bool, lag: int
+    ) -> Tensor:
         """Attention on queries and keys that are not normalised yet."""
         if self.rotary == "before_norm":
-            q, k = self._rotate(q, 0), self._rotate(k, 0)
+            q, k = self._rotate(q, lag), self._rotate(k, 0, self._extra_keys)
         return attend_valid(
             q, k, self.norm.value(v), scale=self.norm.scale, p=self.norm.p_for(self.num_heads), mask=mask,
             is_causal=is_causal, dropout=self.dropout if self.training else 0.0, backend=self.backend,
@@ -221,10 +242,13 @@ class MultiheadAttention(nn.Module):
         return attend(q, k, v, scale=1.0, mask=mask, is_causal=is_causal, dropout=dropout, backend=backend), None
 
     def _project(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None, lag: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, normalised and rotated, those of the cache included."""
-        return self._project_by(functools.partial(self._place, keys=False), query, key, value, cache)
+        """Queries, keys and values by head, normalised and rotated, those of the cache included.
+
+        The first query stands `lag` positions after the first of the new keys.
+        """
+        return self._project_by(functools.partial(self._place, keys=False), query, key, value, cache, lag)
 
     def _project_by(
         self,
@@ -233,17 +257,23 @@ class MultiheadAttention(nn.Module):
         key: Tensor,
         value: Tensor,
         cache: KeyValueCache | None,
+        lag: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same, with queries as `place` makes them."""
         past = 0 if cache is None or cache.fixed else cache.length
         if cache is not None and cache.filled:
             weight, bias = self._projection(0)
-            return place(self._heads(F.linear(query, weight, bias), self.num_heads), past), *cache.read()
+            return place(self._heads(F.linear(query, weight, bias), self.num_heads), past + lag), *cache.read()
         q, k, v = self._project_raw(query, key, value)
-        q, k, v = place(q, past), self._place(k, past, keys=True), self.norm.value(v)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return q, k, v
+        q, k, v = place(q, past + lag), self._place(k, past, keys=True), self.norm.value(v)
+        if cache is None:
+            return q, k, v
+        if cache.fixed or not self._extra_keys:
+            return q, *cache.append(k, v)
+        # extra keys stay behind the last one, however many come before them in later calls
+        own = k.shape[2] - self._extra_keys
+        all_k, all_v = cache.append(k[:, :, :own], v[:, :, :own])
+        return q, torch.cat([all_k, k[:, :, own:]], dim=2), torch.cat([all_v, v[:, :, own:]], dim=2)
 
     def _project_raw(
         self, query: Tensor, key: Tensor, value: Tensor, cut: Callable[..., tuple[Tensor, ...]] = cut_heads
@@ -259,7 +289,9 @@ class MultiheadAttention(nn.Module):
             projected = tuple(F.linear(x, *self._projection(i)) for i, x in enumerate((query, key, value)))
         q, k, v = projected
         if self.bias_k is not None and self.bias_v is not None:
-            k, v = (torch.cat([x, b.expand(len(x), -1, -1)], dim=1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            k, v = (
+                torch.cat([x, b.expand(x.shape[0], -1, -1)], dim=1) for x, b in ((k, self.bias_k), (v, self.bias_v))
+            )
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         return self._heads(q, self.num_heads), self._heads(k, self.num_kv_heads), self._heads(v, self.num_kv_heads)
@@ -281,59 +313,33 @@ class MultiheadAttention(nn.Module):
         norm = functools.partial(self.norm.key if keys else self.norm.scaled_query, backend=self.backend)
         if self.rotary == "none":
             return norm(x_bhtd)
+        extra = self._extra_keys if keys else 0
         if self.rotary == "before_norm":
-            return norm(self._rotate(x_bhtd, past))
-        return self._rotate(norm(x_bhtd), past)
+            return norm(self._rotate(x_bhtd, past, extra))
+        return self._rotate(norm(x_bhtd), past, extra)
 
     def _place_raw(self, q_bhtd: Tensor, past: int | Tensor) -> Tensor:
         """Queries whose norm, which then comes last, is left to `attend`."""
         return q_bhtd if self.rotary == "none" else self._rotate(q_bhtd, past)
 
-    def _rotate(self, x_bhtd: Tensor, past: int | Tensor) -> Tensor:
-        positions = past + torch.arange(x_bhtd.shape[2], device=x_bhtd.device)
+    def _rotate(self, x_bhtd: Tensor, past: int | Tensor, extra: int = 0) -> Tensor:
+        """Turns by position, but for `extra` keys at the end, which have none."""
+        positions = past + torch.arange(x_bhtd.shape[2] - extra, device=x_bhtd.device)
+        if extra:
+            positions = F.pad(positions, (0, extra))
         return rotate(x_bhtd, rotary_angles(positions, self.head_dim, self.rotary_base))
 
-    def _merge_masks(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, keys: int) -> Tensor | None:
-        """Torch's two masks as one for `attend`: boolean with True = may attend, or additive if either is."""
-        for name, given in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-            if given is not None:
-                check_dtype(given, name, "hidden")
-        if attn_mask is not None and attn_mask.dim() == 3:  # (batch · heads, t, s), or heads alone when unbatched
-            attn_mask = attn_mask.view(-1, self.num_heads, *attn_mask.shape[1:])
-        masks = [
-            self._with_extra_keys(mask, keys)
-            for mask in (key_padding_mask[:, None, None, :] if key_padding_mask is not None else None, attn_mask)
-            if mask is not None
-        ]
-        if all(mask.dtype == torch.bool for mask in masks):
-            hidden = masks[0] | masks[1] if len(masks) == 2 else masks[0] if masks else None
-            return None if hidden is None else ~hidden
-        added = [
-            torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, -torch.inf)
-            if mask.dtype == torch.bool
-            else mask
-            for mask in masks
-        ]
-        return added[0] + added[1] if len(added) == 2 else added[0]
-
-    def _with_extra_keys(self, mask: Tensor, keys: int) -> Tensor:
-        """Lets everyone see the keys that add_bias_kv and add_zero_attn put at the end."""
-        if mask.shape[-1] + self._extra_keys != keys and mask.shape[-1] != 1:
-            raise ValueError(f"a mask over {mask.shape[-1]} keys does not fit {keys - self._extra_keys} keys")
-        return F.pad(mask, (0, self._extra_keys)) if self._extra_keys else mask
-
-    def _forward_nested(self, query: Tensor, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+    def _forward_nested(
+        self, query: Tensor, need_weights: bool, average_attn_weights: bool, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Self-attention over a nested tensor, which torch's encoder makes of padded input in eval mode."""
-        rows = query.unbind()
-        lengths = torch.tensor([len(row) for row in rows], device=query.device)
-        padded = torch.nested.to_padded_tensor(query, 0.0)
-        hidden = torch.arange(padded.shape[1], device=query.device) >= lengths.unsqueeze(1)
-        if not self.batch_first:
-            padded = padded.transpose(0, 1)
-        output, weights = self(padded, padded, padded, key_padding_mask=hidden, need_weights=need_weights)
-        if not self.batch_first:
-            output = output.transpose(0, 1)
-        return torch.nested.nested_tensor([row[:n] for row, n in zip(output, lengths.tolist(), strict=True)]), weights
+        padded, hidden = to_padded(query)
+        x = padded if self.batch_first else padded.transpose(0, 1)
+        output, weights = self(
+            x, x, x, key_padding_mask=hidden, need_weights=need_weights, average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )  # fmt: skip
+        return to_nested(output if self.batch_first else output.transpose(0, 1), hidden, query), weights
 
     def extra_repr(self) -> str:
         shared = f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
@@ -341,21 +347,13 @@ class MultiheadAttention(nn.Module):
         return f"{self.embed_dim}, num_heads={self.num_heads}{shared}{turned}, backend={self.backend}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
-        """A state dict of torch.nn.MultiheadAttention has no entry for the norm: ours keeps what it has."""
-        own_norm = {f"{prefix}norm.{name}": value for name, value in self.norm.state_dict().items()}
-        if not any(name in state_dict for name in own_norm):
-            state_dict.update(own_norm)
+        """A state dict of torch.nn.MultiheadAttention has no entry for the norm: ours then begins at its start.
+
+        What the norm has now is no more to go by: after `to_empty` it is whatever was in that memory.
+        """
+        loaded = state_dict.get(f"{prefix}out_proj.weight")
+        if loaded is not None and not any(f"{prefix}norm.{name}" in state_dict for name in self.norm.state_dict()):
+            fresh = copy.deepcopy(self.norm).to_empty(device=loaded.device)
+            fresh.reset_parameters()
+            state_dict.update({f"{prefix}norm.{name}": value for name, value in fresh.state_dict().items()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _check_settings(
-    embed_dim: int, num_heads: int, num_kv_heads: int, rotary: str, backend: Backend, qk_norm: Kind
-) -> None:
-    if embed_dim % num_heads:
-        raise ValueError(f"embed_dim {embed_dim} cannot be cut into {num_heads} heads evenly")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} heads cannot share {num_kv_heads} key-value heads evenly")
-    if rotary not in ("none", "before_norm", "after_norm"):
-        raise ValueError(f"rotary must be none, before_norm or after_norm, got {rotary!r}")
-    if backend == "fused" and qk_norm != "lp":
-        raise ValueError(f"backend='fused' is for qk_norm='lp'; with {qk_norm!r} there is nothing to fuse")

@@ -1,16 +1,16 @@
 """Normalising queries and keys: the Lp norm, the scale g and its start, and the module that holds both."""
 
 import functools
-import importlib.util
 import math
-import os
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.values import may_look_at
+from qknorm.attention.availability import why_no_kernels
+from qknorm.attention.direction import direction_of
+from qknorm.attention.values import derives_forward, numbers_of
 
 Kind = Literal["lp", "rms", "layer", "none"]
 Span = Literal["head", "width"]
@@ -18,8 +18,6 @@ Backend = Literal["auto", "reference", "sdpa", "fused"]
 
 DEFAULT_LENGTH = 128
 """The sequence length a scale starts from where none is given: a paragraph of subwords."""
-SQUARES_FROM, SQUARES_TO = 1e-15, 1e15
-"""Lengths whose squares, and those of entries that count beside them, float32 holds in full."""
 
 
 def lp_normalize(x: Tensor, p: float | Tensor = 2.0, dim: int = -1, eps: float | None = None) -> Tensor:
@@ -93,12 +91,17 @@ def scale_by(x_bht_: Tensor, scale: float | Tensor) -> Tensor:
         scale = scale.view(-1, 1, 1)
     if isinstance(scale, Tensor) and x_bht_.dtype in (torch.float16, torch.bfloat16):
         return (x_bht_.float() * scale.float()).to(x_bht_.dtype)
-    return x_bht_ * scale
+    return (x_bht_ * scale).to(x_bht_.dtype)
 
 
 def normalize_and_scale(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor, backend: Backend) -> Tensor:
     """scale · x/‖x‖ₚ for a p known to be valid: by the kernels of `fused`, where the back end and the input allow."""
-    refusal = "another way is asked for" if backend in ("reference", "sdpa") else fused_refusal(x_bhtd, p, scale)
+    if backend in ("reference", "sdpa"):
+        refusal: str | None = "another way is asked for"
+    elif derives_forward():
+        refusal = "its kernels have no forward-mode derivatives"
+    else:
+        refusal = fused_refusal(x_bhtd, p, scale)
     if refusal is None:
         from qknorm.attention.fused import normalize_scaled
 
@@ -112,10 +115,8 @@ def fused_refusal(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> s
     """Why `fused.normalize_scaled` is not for this input; None if it is."""
     if torch.compiler.is_compiling():
         return "torch.compile fuses by itself"
-    if not (x_bhtd.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
-        return f"the tensors are on {x_bhtd.device.type}, not on a GPU"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+    if (refusal := why_no_kernels(x_bhtd)) is not None:
+        return refusal
     from qknorm.attention.fused import why_not
 
     return why_not(x_bhtd, p, scale)
@@ -124,7 +125,7 @@ def fused_refusal(x_bhtd: Tensor, p: float | Tensor, scale: float | Tensor) -> s
 def check_p(p: float | Tensor) -> None:
     """Refuses a p below 1, or that is no number, with a ValueError."""
     if isinstance(p, Tensor):
-        if not torch.compiler.is_compiling() and not bool((p >= 1).all()):
+        if not torch.compiler.is_compiling() and not bool((numbers_of(p) >= 1).all()):
             raise ValueError("every p must be at least 1; below that the triangle inequality fails")
     elif not p >= 1:
         raise ValueError(f"p must be at least 1 (or infinity), got {p}")
@@ -136,99 +137,7 @@ def _normalize(x: Tensor, p: float | Tensor, dim: int = -1, eps: float | None = 
     eps = torch.finfo(wide.dtype).tiny if eps is None else eps
     if isinstance(p, Tensor):
         p = p.to(wide.dtype)
-    if torch.is_grad_enabled():
-        direction: Tensor = _Direction.apply(wide, p, dim, eps)[0]  # type: ignore[no-untyped-call]
-    else:
-        direction = _Direction.forward(wide, p, dim, eps)[0]  # spares decoding the bookkeeping
-    return direction.to(x.dtype)
-
-
-class _Direction(torch.autograd.Function):
-    """x ↦ (x/‖x‖ₚ, ‖x‖ₚ), with a backward that needs only these two, so that it is cheap and can itself be derived.
-
-    Dividing by the largest entry first keeps |x|ᵖ in range for every p and every size of x; the direction does not
-    depend on that entry, so no gradient flows through it.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, p: float | Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor]:
-        if not isinstance(p, Tensor) and p == 2 and (found := _plain_direction(x, dim, eps)) is not None:
-            return found
-        largest = x.abs().amax(dim, keepdim=True)  # on the CPU 15 times as fast as vector_norm with p = ∞
-        largest = largest.masked_fill(largest <= eps, math.inf)  # what is divided by infinity is zero, both ways
-        unit = x / largest
-        if isinstance(p, Tensor):
-            length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
-        elif p == 2:
-            length = torch.linalg.vector_norm(unit, 2, dim, keepdim=True).clamp(min=1.0)
-        elif p == math.inf:
-            length = unit.abs().amax(dim, keepdim=True).clamp(min=1.0)
-        elif p == 1:
-            length = unit.abs().sum(dim, keepdim=True).clamp(min=1.0)
-        else:
-            length = unit.abs().pow(p).sum(dim, keepdim=True).clamp(min=1.0).pow(1 / p)
-        return unit / length, largest * length
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _, p, ctx.dim, _ = inputs
-        ctx.set_materialize_grads(False)  # the length is there for second derivatives; most often nothing flows to it
-        ctx.p = None if isinstance(p, Tensor) else p
-        ctx.save_for_backward(*output, *([p] if isinstance(p, Tensor) else []))
-
-    @staticmethod
-    def backward(ctx: Any, to_direction: Tensor | None, to_length: Tensor | None) -> tuple[Tensor | None, ...]:
-        direction, length, *learned = ctx.saved_tensors
-        p = learned[0] if learned else ctx.p
-        to_direction = torch.zeros_like(direction) if to_direction is None else to_direction
-        along = (to_direction * direction).sum(ctx.dim, keepdim=True)
-        slope = _slope_of_length(direction, p, ctx.dim)
-        to_x = torch.addcmul(to_direction, slope, along, value=-1) / length  # a pass less than written out
-        to_log_length = -along
-        if to_length is not None:
-            to_x = to_x + slope * to_length
-            to_log_length = to_log_length + to_length * length.masked_fill(length.isinf(), 0.0)
-        if not learned or not ctx.needs_input_grad[1]:
-            return to_x, None, None, None
-        return to_x, _gradient_of_p(direction, p, to_log_length, ctx.dim), None, None
-
-
-def _plain_direction(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor] | None:
-    """(x/‖x‖₂, ‖x‖₂) with squares as they are, if they are in range: twice to ten times as fast on the CPU.
-
-    There a look at the lengths costs nothing; a GPU would have to be waited for.
-    """
-    if x.device.type != "cpu" or not x.numel() or not may_look_at(x):
-        return None
-    length = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
-    low, high = length.aminmax()
-    in_range = max(SQUARES_FROM, eps * math.sqrt(x.shape[dim])) < low and high < SQUARES_TO
-    return (x / length, length) if in_range else None
-
-
-def _slope_of_length(direction: Tensor, p: float | Tensor, dim: int) -> Tensor:
-    """∂‖x‖ₚ/∂x, which depends on the direction of x alone."""
-    if isinstance(p, Tensor):
-        return direction.sign() * direction.abs().pow(p - 1)
-    if p == 2:
-        return direction
-    if p == 1:
-        return direction.sign()
-    if p == math.inf:
-        size = direction.abs()
-        at_top = (size == size.amax(dim, keepdim=True)).to(direction.dtype)
-        return direction.sign() * at_top / at_top.sum(dim, keepdim=True)
-    return direction.sign() * direction.abs().pow(p - 1)
-
-
-def _gradient_of_p(direction: Tensor, p: Tensor, to_log_length: Tensor, dim: int) -> Tensor:
-    """Chains ∂log‖x‖ₚ/∂p = Σ|d|ᵖ log|d| / p, of the direction d alone, and sums it to the shape of p."""
-    size = direction.abs()
-    entropy = torch.special.xlogy(size.pow(p), size).sum(dim, keepdim=True) / p
-    to_p: Tensor = (to_log_length * entropy).sum_to_size(p.shape)
-    return to_p
+    return direction_of(wide, p, dim, eps).to(x.dtype)
 
 
 class QKNorm(nn.Module):
@@ -239,10 +148,14 @@ class QKNorm(nn.Module):
       as in Qwen3 and Gemma 3, or ViT-22B and timm.
     - `none`: dot-product attention, logits divided by √d.
 
-    `scale` is one number, or one per head. `p_learned` learns p ≥ 1 for every key head, from `p` on. With
+    `scale` holds one number, or one per head; as a vector, which FSDP can share out. `p_learned` learns p ≥ 1 for every
+    key head, from `p` on. A p that is fixed, and not 2, is in the state dict as `p_fixed`, so that a state that was
+    learned with one p is refused by a module with another. With
     `query_over="width"` (of `lp`) a query's length is taken over all heads together, so that they share it out between
     them; a factor heads^(1/p) keeps what the scale means.
     """
+
+    p_fixed: Tensor | None
 
     def __init__(
         self,
@@ -275,12 +188,14 @@ class QKNorm(nn.Module):
         self.scale_init = float(scale_init)
 
         place = {"device": device, "dtype": dtype}
-        scale = torch.empty(num_heads if scale_per_head else (), **place)  # type: ignore[arg-type]
+        scale = torch.empty(num_heads if scale_per_head else 1, **place)  # type: ignore[arg-type]
         if self.scale_learned:
             self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
         self.p_raw = nn.Parameter(torch.empty(self.num_kv_heads, **place)) if p_learned else None  # type: ignore[arg-type]
+        told = not p_learned and p != 2 and (kind == "lp" or normalize_values)
+        self.register_buffer("p_fixed", torch.empty((), device=device, dtype=torch.float32) if told else None)
         if kind == "rms":
             self.q_norm: nn.Module = nn.RMSNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
             self.k_norm: nn.Module = nn.RMSNorm(head_dim, eps=1e-6, **place)  # type: ignore[arg-type]
@@ -293,10 +208,17 @@ class QKNorm(nn.Module):
         """Puts the scale and p back to their start, and the weights of `rms` and `layer` to one."""
         with torch.no_grad():
             self.scale.fill_(self.scale_init)
+            if self.p_fixed is not None:
+                self.p_fixed.fill_(self.p_init)
             if self.p_raw is not None:
                 self.p_raw.fill_(math.log(math.expm1(self.p_init - 1)))
         for norm in self.children():
             norm.reset_parameters()  # type: ignore[operator]
+
+    @property
+    def scale_per_head(self) -> bool:
+        """Whether every head has a scale of its own."""
+        return self.scale.numel() > 1
 
     @property
     def p(self) -> float | Tensor:
@@ -338,6 +260,24 @@ class QKNorm(nn.Module):
             return p.repeat_interleave(heads // self.num_kv_heads).view(-1, 1, 1)
         return p
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """Takes a scale that was saved as a number without dimensions; refuses a state of another p."""
+        scale = state_dict.get(f"{prefix}scale")
+        if scale is not None and scale.dim() == 0 and self.scale.shape == (1,):
+            state_dict[f"{prefix}scale"] = scale.reshape(1)
+        if self.p_raw is None:
+            saved = state_dict.pop(f"{prefix}p_fixed", None)
+            if saved is not None and not saved.is_meta and not same_p(float(saved), self.p_init):
+                errors = lists[2]
+                errors.append(f"{prefix}p_fixed: the state was saved with p = {saved_p(saved):g}, not {self.p_init:g}")
+                saved = None
+            if self.p_fixed is not None:  # older states do not have it
+                place = None if scale is None else scale.device
+                state_dict[f"{prefix}p_fixed"] = torch.tensor(self.p_init, device=place) if saved is None else saved
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
+
     def extra_repr(self) -> str:
         parts = [self.kind, f"head_dim={self.head_dim}", f"heads={self.num_heads}"]
         if self.num_kv_heads != self.num_heads:
@@ -345,12 +285,24 @@ class QKNorm(nn.Module):
         if self.kind == "lp":
             parts.append(f"p={self.p_init:g}" + (" learned from there" if self.p_raw is not None else ""))
         learned = "learned from" if self.scale_learned else "fixed at"
-        parts.append(f"scale {learned} {self.scale_init:.4g}" + (" per head" if self.scale.dim() else ""))
+        parts.append(f"scale {learned} {self.scale_init:.4g}" + (" per head" if self.scale_per_head else ""))
         if self.values_normalized:
             parts.append("values normalised too")
         if self.query_over == "width":
             parts.append("queries over all heads together")
         return ", ".join(parts)
+
+
+def saved_p(p_fixed: Tensor) -> float:
+    """The p that a state has as `p_fixed`: the shortest number that is the same in the dtype it was cast to."""
+    exact = float(p_fixed)
+    candidates = (float(f"{exact:.{digits}g}") for digits in range(1, 18))
+    return next((each for each in candidates if float(p_fixed.new_tensor(each)) == exact), exact)
+
+
+def same_p(saved: float, p: float) -> bool:
+    """Whether a p from a state is this one, perhaps after a cast to half precision."""
+    return math.isclose(saved, p, rel_tol=2**-8)
 
 
 def _apply_in_own_dtype(norm: nn.Module, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Whether a computation may depend on the numbers that its tensors hold."""
+"""Whether a computation may depend on the numbers that its tensors hold, and what is asked of it beyond them."""
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def may_look_at(*tensors: Tensor) -> bool:
@@ -19,3 +20,15 @@ def stand_for_others(*tensors: Tensor) -> bool:
 def someone_follows() -> bool:
     """Whether a dispatch mode sees every operation."""
     return bool(torch._C._len_torch_dispatch_stack())
+
+
+def derives_forward() -> bool:
+    """Whether forward-mode derivatives may be asked for, as by torch.func.jvp, jacfwd and hessian."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def numbers_of(x: Tensor) -> Tensor:
+    """What a tensor holds beneath the wrappers of torch.func, all that vmap goes over included."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x

@@ -7,7 +7,6 @@ from pathlib import Path
 import tyro
 
 from qknorm.cli.display import console, parse
-from qknorm.training.averaging import average
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,8 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, chooses, averages."""
     arguments: Arguments = parse(Arguments, words, "average")
+    from qknorm.training.averaging import average  # it imports PyTorch, which help does without
+
     out, steps = average(arguments.run, last=arguments.last, best=arguments.best, out=arguments.out)
     told = f"{out}: the mean of steps {', '.join(f'{step:,}' for step in steps)}"
     console.print(told, markup=False, soft_wrap=True)

@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> None:
     """Parses, makes the corpus, trains, and shows scores, translations, scales, pictures and the next commands."""
     arguments = tyro.cli(Arguments, args=words, prog="qknorm demo")
     from qknorm.training.fit import train
-    from qknorm.training.run_folder import load, read_run
+    from qknorm.training.run_folder import load_translator, read_run
 
     started = time.monotonic()
     settings = _settings(arguments.steps)
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> None:
     if outcome.interrupted:
         suggest("Go on", "qknorm", "train", out / DATA, "--run", out / RUN, "--resume")
         raise SystemExit(130)
-    translator = load(out / RUN, device=arguments.device)
+    translator = load_translator(out / RUN, device=arguments.device)
     translations = _translate(translator, PreparedData.load(out / DATA))
     _show_scores(translations, translator.target)
     _show_translations(translations["test"])

@@ -5,7 +5,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -17,11 +17,10 @@ from rich.text import Text
 
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
+from qknorm.progress import Progress as OnProgress
 
 console = Console(highlight=False, emoji=False)
 errors = Console(stderr=True, highlight=False, emoji=False)
-
-ProgressCallback = Callable[[str, int, int | None], None]
 
 
 def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
@@ -42,7 +41,7 @@ def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
 
 
 @contextmanager
-def progress_bar(transient: bool = True) -> Iterator[ProgressCallback]:
+def progress_bar(transient: bool = True) -> Iterator[OnProgress]:
     """A callback (stage, done, total or None) that draws a bar for each stage, on standard error."""
     bar = Progress(
         TextColumn("{task.description}", markup=False),

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,7 @@ import tyro
 from qknorm.cli.display import console, parse, suggest
 from qknorm.cli.translate import refuse_exported, which_checkpoint
 from qknorm.errors import InputError
-from qknorm.export import ENGINES, EXPORTERS
+from qknorm.export import ENGINES, Target, export_run
 from qknorm.export.card import CARD
 
 
@@ -30,7 +29,7 @@ class Arguments:
 
     run: tyro.conf.Positional[Path]
     """Run folder that `qknorm train` wrote."""
-    to: Literal["onnx", "huggingface", "ctranslate2"]
+    to: Target
     """What the folder is for: ONNX Runtime, Hugging Face transformers, or CTranslate2."""
     output: Path | None = None
     """Folder to write; the run's name with that of the target behind it if not given."""
@@ -46,12 +45,10 @@ def run(words: Sequence[str]) -> None:
     refuse_exported(arguments.run)
     out = arguments.output or _beside(arguments.run, arguments.to)
     _check(out)
-    options: dict[str, object] = {"checkpoint": which_checkpoint(arguments.checkpoint)}
-    if arguments.quantize:
-        if arguments.to == "huggingface":
-            raise InputError("--quantize is for onnx and ctranslate2; leave it out, or export to one of these")
-        options["quantize"] = arguments.quantize
-    import_module(EXPORTERS[arguments.to]).export(arguments.run, out, **options)
+    checkpoint = which_checkpoint(arguments.checkpoint)
+    if arguments.quantize and arguments.to == "huggingface":
+        raise InputError("--quantize is for onnx and ctranslate2; leave it out, or export to one of these")
+    export_run(arguments.to, arguments.run, out, checkpoint=checkpoint, quantize=arguments.quantize)
     console.print(f"{out}: written for {arguments.to}", markup=False, soft_wrap=True)
     if arguments.to in ENGINES:
         suggest("Translate with it", "qknorm", "translate", out, "--engine", arguments.to)

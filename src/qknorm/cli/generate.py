@@ -11,7 +11,6 @@ import tyro
 from qknorm.cli.display import parse
 from qknorm.cli.translate import which_checkpoint
 from qknorm.errors import InputError
-from qknorm.training.language_run import load_generator
 
 BETWEEN_SAMPLES = "\n---\n"
 
@@ -58,6 +57,8 @@ def run(words: Sequence[str]) -> None:
     arguments: Arguments = parse(Arguments, words, "generate")
     if arguments.samples < 1:
         raise InputError(f"--samples is at least 1, not {arguments.samples}")
+    from qknorm.training.language_run import load_generator  # it imports PyTorch, which help does without
+
     generator = load_generator(
         arguments.run,
         checkpoint=which_checkpoint(arguments.checkpoint),

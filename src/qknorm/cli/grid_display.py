@@ -17,7 +17,7 @@ from qknorm.cli.display import console, errors, warn
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import RESULT, Job, View, look, read_result
 from qknorm.studies.grid.local import OnChange
-from qknorm.studies.tables import Table
+from qknorm.studies.tables import Table, Written
 
 NARROW = 150
 SHORTEST_FOLD = 8
@@ -77,6 +77,17 @@ def tell_failures(jobs: Sequence[Job]) -> bool:
     for view in failed:
         warn(f"{view.job.name} failed: {view.note}; see {view.job.folder}")
     return bool(failed)
+
+
+def show_written(written: Written, left_to_the_page: Collection[str], left_next: Sequence[str] = ()) -> None:
+    """The tables and sentences of the page of a study, and where its files are."""
+    for table in written.page.tables:
+        console.print(draw_table(table, left_to_the_page, left_next))
+    for line in written.page.summary:
+        console.print(Text(line), soft_wrap=True)
+    for what, path in {**written.page.pictures, "Every run": written.results}.items():
+        console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
+    tell_page(written.markdown, written.html)
 
 
 def tell_page(markdown: Path, html: Path) -> None:

@@ -12,15 +12,11 @@ from rich.table import Table
 from qknorm.cli.display import console, parse, progress_bar, warn
 from qknorm.cli.translate import which_checkpoint
 from qknorm.errors import InputError
-from qknorm.inspection.figures import draw_report
-from qknorm.inspection.reading import build_report
-from qknorm.inspection.report import MEASURES, ModelLook, Report
+from qknorm.inspection.report import MEASURES, SHOWN, ModelLook, Report
 from qknorm.inspection.viewer import write_page
 from qknorm.text.prepared import PreparedData
 from qknorm.text.readers import read_lines
-from qknorm.training.run_folder import LANGUAGE_MODEL, read_run, task_of
 
-SHOWN = ("relative_entropy", "saturation", "largest_logit", "effective_keys", "logit_std", "distance", "first_share")
 NARROW, SHOWN_IF_NARROW = 120, 3
 """Under so many columns of the terminal, the first so many measures are shown; the page has all of them."""
 
@@ -79,6 +75,8 @@ def run(words: Sequence[str]) -> None:
     if arguments.html is not None and arguments.html.is_dir():
         raise InputError(f"--html {arguments.html} is a folder; name a file, such as {arguments.html / 'page.html'}")
     texts, references = _texts(arguments)
+    from qknorm.inspection.reading import build_report  # it imports PyTorch, which help does without
+
     with progress_bar() as progress:
         report = build_report(
             arguments.runs,
@@ -96,6 +94,8 @@ def run(words: Sequence[str]) -> None:
         write_page(report, arguments.html)
         console.print(f"Page: [bold]{escape(str(arguments.html))}[/bold]", soft_wrap=True)
     if arguments.figures is not None:
+        from qknorm.inspection.figures import draw_report
+
         for picture in draw_report(report, arguments.figures, f".{arguments.format}", attention=arguments.attention):
             console.print(f"Picture: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
 
@@ -175,6 +175,8 @@ def _texts(arguments: Arguments) -> tuple[list[str], list[str] | None]:
 
 
 def _from_split(arguments: Arguments) -> tuple[list[str], list[str]]:
+    from qknorm.training.run_folder import LANGUAGE_MODEL, read_run, task_of
+
     first = arguments.runs[0]
     if task_of(first) == LANGUAGE_MODEL:
         raise InputError(f"{first} is a language model, whose text has no sentences to choose; give --text or --input")

@@ -18,7 +18,6 @@ from qknorm.errors import InputError
 from qknorm.scoring import ScoreReport, ScoringOptions, score_report
 from qknorm.text.prepared import PreparedData
 from qknorm.text.readers import read_lines
-from qknorm.training.run_folder import load, read_run
 
 WIDE = 200
 """Columns of a table that no terminal bounds: a signature then stands in one line, to be copied and searched for."""
@@ -96,6 +95,8 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
 def _translate_runs(
     arguments: Arguments,
 ) -> tuple[dict[str, list[str]], list[list[str]], tuple[str, ...], ScoringOptions]:
+    from qknorm.training.run_folder import load_translator, read_run  # these import PyTorch, which help does without
+
     systems: dict[str, list[str]] = {}
     references: list[str] = []
     options = arguments.options
@@ -107,7 +108,7 @@ def _translate_runs(
         if references and found != references:
             raise InputError(f"{run_folder} has other references in its {arguments.split} set than the runs before it")
         references = found
-        translator = load(
+        translator = load_translator(
             run_folder,
             checkpoint=which_checkpoint(arguments.checkpoint),
             device=arguments.device,

@@ -14,8 +14,6 @@ from qknorm.cli.display import console, parse, warn
 from qknorm.cli.translate import refuse_exported, which_checkpoint
 from qknorm.errors import InputError
 from qknorm.serving.limits import Limits
-from qknorm.serving.server import is_local, make_server, name_pairs
-from qknorm.training.run_folder import load
 
 KEY_VARIABLE = "QKNORM_API_KEY"
 
@@ -64,8 +62,11 @@ def run(words: Sequence[str]) -> None:
     for each in arguments.runs:
         refuse_exported(each)
     key = read_key(arguments.api_key_file)
+    from qknorm.serving.server import is_local, make_server, name_pairs  # these import PyTorch, which help does without
+    from qknorm.training.run_folder import load_translator
+
     translators = [
-        load(
+        load_translator(
             each,
             checkpoint=which_checkpoint(arguments.checkpoint),
             device=arguments.device,

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import tyro
 from pydantic import ValidationError
 from rich.markup import escape
@@ -20,13 +19,11 @@ from qknorm.cli.display import console, errors, parse, suggest, warn
 from qknorm.cli.grid_display import draw_table, tell_page
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
-from qknorm.models.fused_run import kernels_apply
 from qknorm.studies.grid.claims import CLAIM
-from qknorm.studies.lp.corpus import find_text
 from qknorm.studies.lp.design import (
-    EXPONENTS,
     MAIN_ARMS,
     QUICK_EXPONENTS,
+    STREAMS,
     LpStudy,
     Run,
     parse_arms,
@@ -36,14 +33,16 @@ from qknorm.studies.lp.design import (
     quick_study,
     resolve_precision,
 )
-from qknorm.studies.lp.folds import make_folds
-from qknorm.studies.lp.records import About, StudyFolder, read_about
-from qknorm.studies.lp.report import MILLISECONDS, NOTHING, SKIPPED, Report, write_report
-from qknorm.studies.lp.side_by_side import STREAMS
-from qknorm.studies.lp.stack import Layers
-from qknorm.studies.lp.training import Execution
-from qknorm.studies.lp.work import News, OnNews, Plan, run_missing
+from qknorm.studies.published import LP_EXPONENTS
 from qknorm.studies.tables import Table
+
+if TYPE_CHECKING:  # these import PyTorch and Matplotlib; so do those that functions import below
+    import torch
+
+    from qknorm.studies.lp.records import StudyFolder
+    from qknorm.studies.lp.report import Report
+    from qknorm.studies.lp.stack import Layers
+    from qknorm.studies.lp.work import News, OnNews
 
 GPU_STACK = 3
 
@@ -74,7 +73,7 @@ class Arguments:
     """Text to study; Tiny Shakespeare where it is here (QKNORM_DATA, or downloaded), else sentences of our own."""
     arms: str = ",".join(MAIN_ARMS)
     """Arms to run; besides these there are learned-p and infinity."""
-    p: str = ",".join(f"{p:g}" for p in EXPONENTS)
+    p: str = ",".join(f"{p:g}" for p in LP_EXPONENTS)
     """Values of p to run in the first two arms."""
     folds: str | None = None
     """Folds to run, such as 0-2,5; all if not given."""
@@ -88,20 +87,20 @@ class Arguments:
     """cpu or cuda; a GPU where there is one if not given."""
     stack: int | None = None
     """Models trained together in one program; by the device if not given."""
-    together: Literal["side-by-side", "stacked"] = "side-by-side"
-    """How: each by itself in one recorded step, or with their weights in common tensors."""
     streams: int = STREAMS
-    """side-by-side on a GPU: models at a time."""
+    """Models at a time on a GPU."""
     workers: int | None = None
     """Processes at a time; on the CPU one for each core if not given."""
-    layers: Literal["plain", "fused", "compiled"] | None = None
-    """How layers run: by PyTorch's kernels, by our own (the default on a GPU with Triton), or by torch.compile."""
+    layers: Literal["plain", "fused"] | None = None
+    """How layers run: by PyTorch's kernels, or by our own (the default on a GPU with Triton)."""
     settings: Annotated[LpStudy, tyro.conf.arg(name="")] = field(default_factory=LpStudy)
 
 
 def run(words: Sequence[str]) -> None:
     """Parses, trains what is missing, and shows tables, pictures and what holds up."""
     arguments = _parse(list(words))
+    from qknorm.studies.lp.report import write_report
+
     if arguments.merge or arguments.report:
         folder = _gather(arguments)
         if arguments.report and not folder.records():
@@ -140,9 +139,16 @@ def _parse(words: list[str]) -> Arguments:
     return parsed
 
 
-def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
+def _train(arguments: Arguments) -> tuple["StudyFolder", list[Run], list[Run]]:
     """The folder, the runs asked for, and those that time did not allow."""
-    device = _device(arguments.device)
+    from qknorm.studies.lp.corpus import find_text
+    from qknorm.studies.lp.folds import make_folds
+    from qknorm.studies.lp.records import StudyFolder
+    from qknorm.studies.lp.training import Execution
+    from qknorm.studies.lp.work import Plan, run_missing
+    from qknorm.training.parallel import choose_device
+
+    device = choose_device(arguments.device)
     study = resolve_precision(arguments.settings, device)
     runs = plan_runs(
         parse_arms(arguments.arms), parse_exponents(arguments.p), parse_folds(arguments.folds, study.fold_count)
@@ -157,12 +163,7 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
         workers=arguments.workers or (1 if cuda else max(1, min(os.cpu_count() or 1, len(missing)))),
         max_minutes=arguments.max_minutes,
     )
-    execution = Execution(
-        str(device),
-        arguments.together,
-        _layers(arguments, device),
-        arguments.streams,
-    )
+    execution = Execution(str(device), _layers(arguments, device), arguments.streams)
     console.print(
         f"{len(runs)} runs on {escape(text.name)}, {len(runs) - len(missing)} finished before, on {device}",
         soft_wrap=True,
@@ -176,18 +177,19 @@ def _train(arguments: Arguments) -> tuple[StudyFolder, list[Run], list[Run]]:
     return folder, runs, left
 
 
-def _tell_loss(folder: StudyFolder) -> None:
+def _tell_loss(folder: "StudyFolder") -> None:
     warn(
         f"{folder.path / CLAIM} is gone, cannot be read, or is another study's: this one goes on and keeps what it "
         f"finishes, but another may be training the same there"
     )
 
 
-def _gather(arguments: Arguments) -> StudyFolder:
+def _gather(arguments: Arguments) -> "StudyFolder":
     """The folder with what --merge brings to it; a new one becomes what the first of those is."""
+    from qknorm.studies.lp.records import StudyFolder, read_about
+
     if arguments.merge and not (arguments.out / "study.json").exists():
-        about: About = read_about(arguments.merge[0])
-        StudyFolder(arguments.out, about).write_about()
+        StudyFolder(arguments.out, read_about(arguments.merge[0])).write_about()
     folder = StudyFolder.open(arguments.out)
     if arguments.merge:
         taken = folder.merge(arguments.merge)
@@ -195,29 +197,13 @@ def _gather(arguments: Arguments) -> StudyFolder:
     return folder
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device: there is no device {name!r}; give cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device: the study runs on cpu or cuda, not on {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device: PyTorch finds no GPU here; give cpu")
-    return device
+def _layers(arguments: Arguments, device: "torch.device") -> "Layers":
+    """As asked for; else our own kernels where they run."""
+    from qknorm.models.fused_run import kernels_apply
 
-
-def _layers(arguments: Arguments, device: torch.device) -> Layers:
-    """As asked for; else our own kernels where they run, which know nothing of stacked weights."""
     able = device.type == "cuda" and kernels_apply(device)
     if arguments.layers == "fused" and not able:
         raise InputError(f"--layers fused needs Triton and a GPU since Ampere, which {device} is not; give plain")
-    if arguments.together == "stacked":
-        if arguments.layers == "fused":
-            raise InputError("--layers fused is for models side by side; stacked weights take plain or compiled")
-        return arguments.layers or "plain"
     return arguments.layers or ("fused" if able else "plain")
 
 
@@ -225,7 +211,7 @@ def _layers(arguments: Arguments, device: torch.device) -> Layers:
 
 
 @contextmanager
-def _progress(total: int, before: int) -> Iterator[OnNews]:
+def _progress(total: int, before: int) -> Iterator["OnNews"]:
     """A bar for all runs and one for every stack in training; without a terminal, a line for every stack that ends."""
     bars = Progress(
         TextColumn("{task.description}", markup=False),
@@ -241,7 +227,7 @@ def _progress(total: int, before: int) -> Iterator[OnNews]:
     with bars:
         whole = bars.add_task("runs", total=total, completed=before, loss="")
 
-        def show(news: News) -> None:
+        def show(news: "News") -> None:
             if news.stack not in tasks:
                 tasks[news.stack] = bars.add_task(news.stack, total=news.total, loss="")
             task = tasks[news.stack]
@@ -257,11 +243,15 @@ def _progress(total: int, before: int) -> Iterator[OnNews]:
 
 def _some_skipped(table: Table) -> bool:
     """Whether steps were skipped, which a narrow terminal is to show too."""
+    from qknorm.studies.lp.report import NOTHING, SKIPPED
+
     counts = {row[table.columns.index(SKIPPED)] for row in table.rows} if SKIPPED in table.columns else set()
     return not counts <= {"0", NOTHING}
 
 
-def _show(report: Report | None, folder: StudyFolder) -> None:
+def _show(report: "Report | None", folder: "StudyFolder") -> None:
+    from qknorm.studies.lp.report import MILLISECONDS, SKIPPED
+
     if report is None:
         warn(f"{folder.path} has no finished run yet")
         return

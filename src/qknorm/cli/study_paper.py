@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from rich.markup import escape
-from rich.text import Text
 
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow, require_finished, some_finished, tell_failures, tell_page
-from qknorm.cli.study_paper_figures import look_inside
+from qknorm.cli.grid_display import follow, require_finished, show_written, some_finished, tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import unfinished
@@ -25,7 +23,6 @@ from qknorm.studies.paper.experiments import (
     find_experiment,
 )
 from qknorm.studies.paper.plan import RUNS, Plan, make_plan
-from qknorm.studies.paper.report import Extras, Written, write_report
 from qknorm.text.prepared import MANIFEST
 
 QUICK_PAIR, QUICK_MERGES, QUICK_SEEDS = "gl-en", 1_000, 2
@@ -119,8 +116,13 @@ def run(words: Sequence[str]) -> None:
         require_finished(arguments.out / RUNS, words, plan.jobs)
     end: End = "done" if arguments.report else _work(arguments, plan)
     if some_finished(plan.jobs):
-        extras = look_inside(plan, arguments.figure, arguments.out, arguments.device, arguments.quick)
-        _show(write_report(plan, arguments.out, shlex.join(words), extras), extras)
+        from qknorm.studies.paper.figures import look_inside  # it imports PyTorch and Matplotlib
+        from qknorm.studies.paper.report import write_report
+
+        asked = arguments.figure, arguments.out, arguments.device, arguments.quick
+        with progress_bar() as progress:
+            extras = look_inside(plan, *asked, progress, warn)
+        show_written(write_report(plan, arguments.out, shlex.join(words), extras), LEFT_TO_THE_PAGE)
     else:
         warn(f"{arguments.out} has no finished run of what is asked for yet")
     failed = tell_failures(plan.jobs)
@@ -205,16 +207,3 @@ def _work(arguments: Arguments, plan: Plan) -> End:
         warn("stopped; the same command goes on from what was saved")
         return "interrupted"
     return "done"
-
-
-# ------------------------------------------------------------------ what came out
-
-
-def _show(written: Written, extras: Extras) -> None:
-    for table in written.tables:
-        console.print(draw_table(table, LEFT_TO_THE_PAGE))
-    for line in written.summary:
-        console.print(Text(line), soft_wrap=True)
-    for what, path in {**extras.pictures, "Every run": written.results}.items():
-        console.print(Text.assemble(f"{what}: ", (str(path), "bold")), soft_wrap=True)
-    tell_page(written.markdown, written.html)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.text import Text
-
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
-from qknorm.cli.grid_display import draw_table, follow, require_finished, some_finished, tell_failures, tell_page
+from qknorm.cli.grid_display import follow, require_finished, show_written, some_finished, tell_failures
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
@@ -20,9 +18,7 @@ from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, preset
 from qknorm.studies.tune.candidates import QUICK, check_factors
 from qknorm.studies.tune.data import DataByMerges, keep_text, require_same_text
-from qknorm.studies.tune.report import Written, write_report
 from qknorm.studies.tune.search import RUNS, START_SEEDS, Search, Trial
-from qknorm.studies.tune.testing import jobs_to_repeat, translate_test
 from qknorm.text.prepared import MANIFEST, PreparedData
 
 AVERAGES = (3, 6)
@@ -103,7 +99,9 @@ def run(words: Sequence[str]) -> None:
     if arguments.report:
         require_finished(arguments.out / RUNS, words, work.jobs)
     if some_finished(work.jobs):
-        _show(write_report(search, shlex.join(words)))
+        from qknorm.studies.tune.report import write_report  # it imports PyTorch, which help does without
+
+        show_written(write_report(search, shlex.join(words)), LEFT_TO_THE_PAGE, LEFT_NEXT)
     else:
         warn(f"{arguments.out} has no finished run of what is asked for yet")
     failed = tell_failures(work.jobs)
@@ -132,6 +130,8 @@ def _test(search: Search, work: "_Work", device: str | None) -> bool:
     if any(trial.result is None for trial in search.trials):
         warn("the test set waits until every run is finished: try again, or leave out what fails by --only")
         return False
+    from qknorm.studies.tune.testing import jobs_to_repeat, translate_test
+
     again = jobs_to_repeat([*search.best(), *search.of_reference()])
     if again and (not work.do("again, for the test set", again) or unfinished(again)):
         return False
@@ -243,12 +243,3 @@ class _Work:
         if not in_time:
             warn("time is up; what was under way is saved")
         return in_time
-
-
-def _show(written: Written) -> None:
-    for table in written.tables:
-        console.print(draw_table(table, LEFT_TO_THE_PAGE, LEFT_NEXT))
-    for line in written.summary:
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text.assemble("Every run: ", (str(written.results), "bold")), soft_wrap=True)
-    tell_page(written.markdown, written.html)

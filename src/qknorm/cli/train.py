@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
 from qknorm.cli.display import console, parse, suggest
 from qknorm.config import AnyTrain, Train, TrainLanguageModel, read_settings
 from qknorm.errors import InputError
+from qknorm.export import Target
 from qknorm.studies.recipes import preset
 
 
@@ -55,7 +56,7 @@ class Arguments:
     """cpu or cuda; a GPU where there is one if not given."""
     quiet: bool = False
     """Print only the outcome."""
-    export_to: Annotated[Literal["onnx", "huggingface", "ctranslate2"] | None, tyro.conf.arg(name="for")] = None
+    export_to: Annotated[Target | None, tyro.conf.arg(name="for")] = None
     """Before the first step, export a random model of these settings to this target, and compare it."""
     settings: Annotated[Train, tyro.conf.arg(name="")] = field(default_factory=Train)
 
@@ -117,8 +118,8 @@ def run(words: Sequence[str]) -> None:
         return
     best = "not evaluated yet"
     if math.isfinite(outcome.best_score):
-        told = outcome.measure.in_words(outcome.best_score)
-        best = f"best dev {outcome.measure.name} {told} at step {outcome.best_step:,}"
+        told = outcome.criterion.in_words(outcome.best_score)
+        best = f"best dev {outcome.criterion.name} {told} at step {outcome.best_step:,}"
     console.print(
         f"{outcome.reason} at step {outcome.step:,} after {outcome.seconds:,.0f} s; {best}",
         soft_wrap=True,
@@ -134,7 +135,7 @@ def run(words: Sequence[str]) -> None:
     _leave_team_at_once(0)
 
 
-def _check_export(arguments: Arguments, target: str) -> None:
+def _check_export(arguments: Arguments, target: Target) -> None:
     from qknorm.export.check import check_export
     from qknorm.text.prepared import PreparedData
     from qknorm.training.run_folder import read_run

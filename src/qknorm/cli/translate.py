@@ -95,9 +95,9 @@ def run(words: Sequence[str]) -> None:
 
 def load(run: Path, **options: Any) -> "TextTranslator":
     """A trained translator by PyTorch, which is imported only here."""
-    from qknorm.training.run_folder import load as load_run
+    from qknorm.training.run_folder import load_translator
 
-    return load_run(run, **options)
+    return load_translator(run, **options)
 
 
 def _open(arguments: Arguments) -> AnyTranslator[Any]:

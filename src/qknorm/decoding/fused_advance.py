@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qknorm.decoding.search import Rules, Slots
+from qknorm.specials import END
 
 LARGEST_BLOCK = 4_096
 
@@ -164,7 +165,7 @@ def advance_fused(
     _advance_kernel[(sentences,)](
         logits_bkv, slots.log_p_bk, slots.length_bk, _bytes(slots.finished_bk), slots.limit_b, last_bk,
         _bytes(running_b), slots.tokens_bkt, mask_bkp, rules.penalty_t, length, types, _rows(logits_bkv),
-        _rows(slots.tokens_bkt), _rows(mask_bkp), NBEST=rules.nbest, END=rules.end, MIN_LENGTH=rules.min_length,
+        _rows(slots.tokens_bkt), _rows(mask_bkp), NBEST=rules.nbest, END=END, MIN_LENGTH=1,
         BEAM=beam, SLOTS=max(2, triton.next_power_of_2(beam)), BLOCK=block, ALONG=128,
         num_warps=8 if block > 2_048 else 4,
     )  # fmt: skip

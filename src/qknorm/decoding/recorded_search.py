@@ -13,22 +13,21 @@ from torch import Tensor
 
 from qknorm.decoding.beam_decoder import BeamDecoder, Counters, Extent, Part
 from qknorm.decoding.graphs import Graphs
-from qknorm.decoding.recorded import RecordedDecoder
 from qknorm.decoding.results import Hypothesis
 from qknorm.decoding.search import (
     Rules,
     Slots,
     advance,
-    beam_search,
     check_settings,
     open_slots,
     penalties,
     read_results,
     write_results,
 )
+from qknorm.decoding.translate import PlainSearch
 from qknorm.models.fused_run import kernels_apply
 from qknorm.models.translator import Translator
-from qknorm.specials import END, PAD, START
+from qknorm.specials import PAD, START
 
 LOOK_EVERY = 4
 """Steps between two looks at which sentences go on."""
@@ -62,9 +61,9 @@ class Decoder(Protocol):
 class Board:
     """The slots of a search in buffers that stay where they are, and the steps over them."""
 
-    def __init__(self, decoder: Decoder, extent: Extent, graphs: Graphs, start: int = START) -> None:
+    def __init__(self, decoder: Decoder, extent: Extent, graphs: Graphs) -> None:
         device = decoder.source.device
-        self.decoder, self._graphs, self._start = decoder, graphs, start
+        self.decoder, self._graphs = decoder, graphs
         self._rooms = [room for room in (*ROOMS, *range(256, extent.room, 128)) if room < extent.room] + [extent.room]
         self._sizes = sorted({-(-extent.sentences * share // 64) for share in SHARES} | {extent.sentences})
         self._fresh = open_slots(torch.zeros(extent.sentences, device=device), extent.beam, extent.room)
@@ -104,7 +103,7 @@ class Board:
         for field, fresh in zip(self._slots, self._fresh, strict=True):
             if field is not self.limit_b:
                 field.copy_(fresh)
-        self._last_bk.fill_(self._start)
+        self._last_bk.fill_(START)
         self._counters.restart()
 
     def _step_recorded(self, size: int, room: int, rules: Rules) -> None:
@@ -178,8 +177,8 @@ class RecordedSearch:
     """Searches with one model and keeps its recordings, which hold while the weights stay where they are.
 
     They read the weights in force, so that a model may learn between two searches. On a CPU nothing is recorded. What a
-    recording cannot do (n-grams that may not be repeated) is left to recorded steps of the plain search. `fused` says
-    whether a kernel makes the search's part of a step, by the device if not given.
+    recording cannot do (n-grams that may not be repeated) is left to the plain search. `fused` says whether a kernel
+    makes the search's part of a step, by the device if not given.
     """
 
     source_step = SOURCE_STEP
@@ -199,7 +198,6 @@ class RecordedSearch:
 
     def _forget(self) -> None:
         """All recordings, and their buffers."""
-        self._stepped = RecordedDecoder(self.model, self.precision)
         self._made: dict[Extent, _Made] = {}
         self._bytes = 0
 
@@ -218,25 +216,23 @@ class RecordedSearch:
         beam: int = 4,
         alpha: float = 0.6,
         nbest: int = 1,
-        min_length: int = 1,
         no_repeat_ngram: int = 0,
     ) -> list[list[Hypothesis]]:
         """What `beam_search` finds for these source ids (b, s), padded with 0. Both tensors may lie on the CPU."""
-        check_settings(len(source), max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
+        check_settings(len(source), max_lengths, beam, alpha, nbest, no_repeat_ngram)
         if not len(source):
             return []
-        self._forget_what_moved()
         if no_repeat_ngram:
-            source, max_lengths = source.to(self._device), max_lengths.to(self._device)
-            options = {"nbest": nbest, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
-            return beam_search(self._stepped(source, beam), len(source), max_lengths, beam=beam, alpha=alpha, **options)
+            plain = PlainSearch(self.model)
+            return plain(source, max_lengths, beam=beam, alpha=alpha, nbest=nbest, no_repeat_ngram=no_repeat_ngram)
+        self._forget_what_moved()
         found: list[list[Hypothesis]] = []
         one = BeamDecoder.bytes_for(self.model, self._extent(source[:1], max_lengths.max(), beam), self.precision)
         at_once = max(1, min(len(source), self._most_bytes // one))
         while len(found) < len(source):
             part, others = slice(len(found), len(found) + at_once), len(self._made)
             try:
-                found += self._search(source[part], max_lengths[part], beam, alpha, nbest, min_length)
+                found += self._search(source[part], max_lengths[part], beam, alpha, nbest)
             except torch.OutOfMemoryError:  # others use the GPU too
                 if at_once == 1 and not others:
                     raise
@@ -245,13 +241,11 @@ class RecordedSearch:
                 self._most_bytes = at_once * one
         return found
 
-    def _search(
-        self, source: Tensor, limits: Tensor, beam: int, alpha: float, nbest: int, min_length: int
-    ) -> list[list[Hypothesis]]:
+    def _search(self, source: Tensor, limits: Tensor, beam: int, alpha: float, nbest: int) -> list[list[Hypothesis]]:
         """For sentences that fit into memory together."""
         made = self._made_for(self._extent(source, limits, beam))
         made.board.penalty_t.copy_(penalties(len(made.board.penalty_t) - 1, alpha))
-        rules = Rules(nbest, END, min_length, 0, made.board.penalty_t)
+        rules = Rules(nbest, 0, made.board.penalty_t)
         made.decoder.source.zero_()
         made.decoder.source[:, : source.shape[1]].copy_(source)
         made.board.limit_b.copy_(limits)

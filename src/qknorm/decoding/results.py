@@ -1,11 +1,8 @@
 """What decoding gives, and how long text is cut for it, whichever engine decodes: nothing here imports PyTorch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from qknorm.text.subwords import Tokenizer
-
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)

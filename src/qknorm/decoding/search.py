@@ -1,4 +1,4 @@
-"""Greedy and beam search over a step function, all sentences of a batch at once.
+"""Beam search over a step function, all sentences of a batch at once; with one slot it is greedy search.
 
 Letters in names of tensors: b sentences, k slots of a sentence, t tokens in time, v types of the vocabulary.
 """
@@ -35,22 +35,6 @@ def length_penalty(length: Length, alpha: float) -> Length:
     return penalty
 
 
-def greedy_search(
-    stepper: Stepper,
-    sentences: int,
-    max_lengths: Tensor,
-    *,
-    alpha: float = 0.6,
-    start: int = START,
-    end: int = END,
-    min_length: int = 1,
-    no_repeat_ngram: int = 0,
-) -> list[Hypothesis]:
-    """The most likely token at every step: beam search with one slot. `alpha` only scales the score it reports."""
-    rules = {"start": start, "end": end, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
-    return [best for (best,) in beam_search(stepper, sentences, max_lengths, beam=1, alpha=alpha, **rules)]
-
-
 @torch.no_grad()
 def beam_search(
     stepper: Stepper,
@@ -60,27 +44,24 @@ def beam_search(
     beam: int = 4,
     alpha: float = 0.6,
     nbest: int = 1,
-    start: int = START,
-    end: int = END,
-    min_length: int = 1,
     no_repeat_ngram: int = 0,
 ) -> list[list[Hypothesis]]:
     """For every sentence its `nbest` best hypotheses, best first (fewer where fewer are possible, one at least).
 
     A sentence has `beam` slots. A step fills the open ones with the likeliest continuations; one that ends keeps its
-    slot for good. At max_lengths tokens, the end counted, a hypothesis is finished as it is. None ends before
-    `min_length` tokens or has a sequence of `no_repeat_ngram` tokens twice. Where nothing is possible any more, the
-    hypothesis breaks off with log-probability −inf. Runs on the device of max_lengths.
+    slot for good. At max_lengths tokens, the end counted, a hypothesis is finished as it is. None is empty or has a
+    sequence of `no_repeat_ngram` tokens twice. Where nothing is possible any more, the hypothesis breaks off with
+    log-probability −inf. Runs on the device of max_lengths.
     """
-    check_settings(sentences, max_lengths, beam, alpha, nbest, min_length, no_repeat_ngram)
+    check_settings(sentences, max_lengths, beam, alpha, nbest, no_repeat_ngram)
     if not sentences:
         return []
     device, longest = max_lengths.device, int(max_lengths.max())
     slots = open_slots(max_lengths, beam, longest)
     outcome = Slots(*(field.clone() for field in slots))
-    rules = Rules(nbest, end, min_length, no_repeat_ngram, penalties(longest, alpha).to(device))
+    rules = Rules(nbest, no_repeat_ngram, penalties(longest, alpha).to(device))
     in_place = torch.arange(beam, device=device)
-    last_bk = torch.full((sentences, beam), start, device=device)
+    last_bk = torch.full((sentences, beam), START, device=device)
     for length in range(1, longest + 1):
         slots, origin_bk, running_b = advance(slots, stepper.step(last_bk), length, rules)
         # Both answers in one transfer: a GPU waits for the host once a step.
@@ -103,8 +84,6 @@ class Rules(NamedTuple):
     """What a search goes by from its first step to its last."""
 
     nbest: int
-    end: int
-    min_length: int
     no_repeat_ngram: int
     penalty_t: Tensor  # of every length from 0 on
 
@@ -163,14 +142,14 @@ def advance(slots: Slots, log_p_bkv: Tensor, length: int | Tensor, rules: Rules)
     number, so that a device that replays this step need not know it; then no n-gram may be forbidden.
     """
     candidates_bkv = log_p_bkv + slots.log_p_of_alive_bk[:, :, None]
-    _forbid(candidates_bkv, slots.tokens_bkt, length, rules)
-    slots, origin_bk = _fill_open_slots(slots, candidates_bkv, length, rules.end)
+    _forbid(candidates_bkv, slots.tokens_bkt, length, rules.no_repeat_ngram)
+    slots, origin_bk = _fill_open_slots(slots, candidates_bkv, length)
     slots, running_b = _stop_the_settled(slots, rules.nbest, rules.penalty_t)
     in_place = torch.arange(origin_bk.shape[1], device=origin_bk.device)
     return Advance(slots, torch.where(slots.alive_bk, origin_bk, in_place), running_b)
 
 
-def _fill_open_slots(slots: Slots, candidates_bkv: Tensor, length: int | Tensor, end: int) -> tuple[Slots, Tensor]:
+def _fill_open_slots(slots: Slots, candidates_bkv: Tensor, length: int | Tensor) -> tuple[Slots, Tensor]:
     """The best candidates in the slots not finished yet, and the slots they came from."""
     types, beam = candidates_bkv.shape[2], candidates_bkv.shape[1]
     best_bk, index_bk = _best(candidates_bkv.flatten(1), beam)
@@ -179,13 +158,13 @@ def _fill_open_slots(slots: Slots, candidates_bkv: Tensor, length: int | Tensor,
     best_bk, index_bk = best_bk.gather(1, rank_bk), index_bk.gather(1, rank_bk)
     grows_bk = ~slots.finished_bk & (best_bk > -math.inf)
     origin_bk = torch.where(grows_bk, index_bk // types, torch.arange(beam, device=index_bk.device))
-    token_bk = (index_bk % types).masked_fill(~grows_bk, end)  # where() would copy the number from the host
+    token_bk = (index_bk % types).masked_fill(~grows_bk, END)  # where() would copy the number from the host
     tokens_bkt = slots.tokens_bkt.gather(1, origin_bk[:, :, None].expand_as(slots.tokens_bkt))
     if isinstance(length, Tensor):
         tokens_bkt.index_copy_(2, length - 1, token_bk[:, :, None])
     else:
         tokens_bkt[:, :, length - 1] = token_bk
-    ends_bk = (token_bk == end) | (slots.limit_b == length)[:, None]
+    ends_bk = (token_bk == END) | (slots.limit_b == length)[:, None]
     filled = slots._replace(
         tokens_bkt=tokens_bkt,
         log_p_bk=torch.where(slots.finished_bk, slots.log_p_bk, best_bk),
@@ -195,13 +174,13 @@ def _fill_open_slots(slots: Slots, candidates_bkv: Tensor, length: int | Tensor,
     return filled, origin_bk
 
 
-def _best(scores_bn: Tensor, count: int, width: int = 64) -> tuple[Tensor, Tensor]:
+def _best(scores_bn: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The highest of every row and their indices, in order; the lowest index first among equals.
 
     torch.topk leaves equals in any order, and a sort of whole rows is slow. But the best n lie in those n blocks of a
     row that have the highest maxima, so only these are sorted.
     """
-    rows, length = scores_bn.shape
+    (rows, length), width = scores_bn.shape, 64
     whole = length - length % width
     maxima = [scores_bn[:, :whole].view(rows, -1, width).amax(2)] if whole else []
     if whole < length:  # the last block is shorter
@@ -214,17 +193,16 @@ def _best(scores_bn: Tensor, count: int, width: int = 64) -> tuple[Tensor, Tenso
     return sorted_bn[:, :count], index_bn.gather(1, place_bn[:, :count])
 
 
-def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, length: int | Tensor, rules: Rules) -> None:
-    """−inf, in place, for an end that comes too early, and for types that would repeat a sequence of n tokens."""
-    end, n = rules.end, rules.no_repeat_ngram
+def _forbid(candidates_bkv: Tensor, tokens_bkt: Tensor, length: int | Tensor, n: int) -> None:
+    """−inf, in place, for an end that comes first, and for types that would repeat a sequence of n tokens."""
     if isinstance(length, Tensor):
         if n:
             raise ValueError("where the length is a tensor no n-gram can be forbidden")
-        candidates_bkv[:, :, end].masked_fill_(length <= rules.min_length, -math.inf)
+        candidates_bkv[:, :, END].masked_fill_(length == 1, -math.inf)
         return
     tokens = length - 1
-    if tokens < rules.min_length:
-        candidates_bkv[:, :, end] = -math.inf
+    if not tokens:
+        candidates_bkv[:, :, END] = -math.inf
     if not 0 < n <= tokens:
         return
     tokens_bkt = tokens_bkt[:, :, :tokens]
@@ -262,7 +240,7 @@ def read_results(outcome: Slots, rules: Rules) -> list[list[Hypothesis]]:
 
     def hypothesis(i: int, j: int) -> Hypothesis:
         tokens = tokens_bkt[i, j, : lengths[i][j]].tolist()
-        return Hypothesis(tokens[:-1] if tokens[-1:] == [rules.end] else tokens, scores[i][j], log_p[i][j])
+        return Hypothesis(tokens[:-1] if tokens[-1:] == [END] else tokens, scores[i][j], log_p[i][j])
 
     found = []
     for i, ended in enumerate(finished):
@@ -272,7 +250,7 @@ def read_results(outcome: Slots, rules: Rules) -> list[list[Hypothesis]]:
 
 
 def check_settings(
-    sentences: int, max_lengths: Tensor, beam: int, alpha: float, nbest: int, min_length: int, no_repeat_ngram: int
+    sentences: int, max_lengths: Tensor, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
 ) -> None:
     """Raises InputError for what cannot be searched with."""
     if beam < 1:
@@ -281,8 +259,8 @@ def check_settings(
         raise InputError(f"nbest must be between 1 and the beam of {beam}, got {nbest}; a wider beam gives more")
     if not 0 <= alpha <= 10:
         raise InputError(f"alpha must be between 0 (no length penalty) and 10, got {alpha}")
-    if min_length < 0 or no_repeat_ngram < 0:
-        raise InputError(f"min_length and no_repeat_ngram cannot be negative, got {min_length} and {no_repeat_ngram}")
+    if no_repeat_ngram < 0:
+        raise InputError(f"no_repeat_ngram cannot be negative, got {no_repeat_ngram}")
     if max_lengths.shape != (sentences,):
         raise ValueError(f"max_lengths must have shape ({sentences},), one a sentence, got {tuple(max_lengths.shape)}")
     if sentences and int(max_lengths.min()) < 1:

@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from qknorm.decoding.results import Alternative, Hypothesis, Progress, Translation, split_long
+from qknorm.decoding.results import Alternative, Hypothesis, Translation, split_long
+from qknorm.progress import Progress
 from qknorm.text.batching import batches_by_length
 from qknorm.text.cleaning import clean_line
 from qknorm.text.subwords import Tokenizer

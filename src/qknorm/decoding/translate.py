@@ -1,8 +1,7 @@
 """Text in, text out by PyTorch: batches of token ids through a search, plain or recorded."""
 
-import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
-from qknorm.decoding.results import Alternative, Hypothesis, Progress, Translation, split_long
-from qknorm.decoding.search import Stepper, beam_search
+from qknorm.decoding.results import Alternative, Hypothesis, Translation, split_long
+from qknorm.decoding.search import beam_search
 from qknorm.decoding.texts import BATCH_TOKENS, AnyTranslator, search_by_length
 from qknorm.models.translator import DecoderCache, Memory, Translator
+from qknorm.progress import Progress
 from qknorm.text.batching import collate
 from qknorm.text.subwords import Tokenizer
 
@@ -55,10 +55,6 @@ class ModelStepper:
         logits = self._model.score(states, self._cache).float()
         return torch.log_softmax(logits, dim=-1).view(*tokens_bk.shape, -1)
 
-    def state(self) -> tuple[Memory, DecoderCache]:
-        """What it has read of the source and decoded so far."""
-        return self._memory, self._cache
-
     def reorder(self, origin_bk: Tensor) -> None:
         first = torch.arange(len(origin_bk), device=origin_bk.device).unsqueeze(1) * self._beam
         moved = moved_rows((first + origin_bk).flatten())  # once for all layers: a GPU waits for the host here
@@ -75,20 +71,19 @@ class ModelStepper:
 
 
 class PlainSearch:
-    """`beam_search` with steppers of a model, plain ones if no others are given."""
+    """`beam_search` with a model, step by step."""
 
     source_step = 1
 
-    def __init__(self, model: Translator, make_stepper: Callable[[Tensor, int], Stepper] | None = None) -> None:
+    def __init__(self, model: Translator) -> None:
         self._model = model
-        self._make_stepper = make_stepper or functools.partial(ModelStepper, model)
 
     def __call__(
         self, source: Tensor, max_lengths: Tensor, *, beam: int, alpha: float, nbest: int, no_repeat_ngram: int
     ) -> list[list[Hypothesis]]:
         device = next(self._model.parameters()).device
         return beam_search(
-            self._make_stepper(source.to(device), beam),
+            ModelStepper(self._model, source.to(device), beam),
             len(source),
             max_lengths.to(device),
             beam=beam,
@@ -106,15 +101,14 @@ def translate_ids(
     *,
     nbest: int = 1,
     precision: torch.dtype = torch.float32,
-    make_stepper: Callable[[Tensor, int], Stepper] | None = None,
     search: Search | None = None,
     progress: Progress | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for every source sentence, in the order given; an empty sentence translates to nothing.
 
-    A `search` is made for this model and takes the place of the plain one over steppers.
+    A `search` is made for this model and takes the place of the plain one.
     """
-    find = search or PlainSearch(model, make_stepper)
+    find = search or PlainSearch(model)
     device = next(model.parameters()).device
 
     def search_batch(chosen: list[Sequence[int]], length: int) -> list[list[Hypothesis]]:

@@ -2,27 +2,34 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from qknorm.export.texts import EngineTranslator
+    from qknorm.training.checkpoint import Which
 
-EXPORTERS = {
-    "onnx": "qknorm.export.onnx",
-    "huggingface": "qknorm.export.huggingface",
-    "ctranslate2": "qknorm.export.ctranslate2",
-}
-"""Targets and the modules whose `export(run, out, **options)` writes a folder for them."""
+Target = Literal["onnx", "huggingface", "ctranslate2"]
+"""What a folder can be for: `write_folder` of the module of that name fills it."""
+ENGINES = {"onnx": "OnnxTranslator", "ctranslate2": "CTranslate2Translator"}
+"""Those that translate without PyTorch, and the class `(folder, *, threads)` in the module NAME_engine that does so."""
 
-ENGINES = {
-    "onnx": ("qknorm.export.engine", "OnnxTranslator"),
-    "ctranslate2": ("qknorm.export.ctranslate2_engine", "CTranslate2Translator"),
-}
-"""Runtimes that translate without PyTorch, and the class `(folder, *, threads)` that does so with each."""
+
+def export_run(
+    target: Target, run: Path, out: Path, *, checkpoint: "Which | Path" = "best", quantize: str | None = None
+) -> None:
+    """Writes a run as a folder for another runtime; what cannot be exported leaves nothing."""
+    from qknorm.files import atomic_folder  # here and not above: engines do without PyTorch
+    from qknorm.training.run_folder import check_quantize, load_translator
+
+    check_quantize(quantize)
+    translator = load_translator(run, checkpoint=checkpoint, device="cpu")
+    options = {"quantize": quantize} if quantize else {}
+    with atomic_folder(out) as folder:
+        import_module(f"qknorm.export.{target}").write_folder(translator, folder, **options)
 
 
 def load_engine(name: str, folder: str | Path, *, threads: int | None = None) -> "EngineTranslator":
     """A translator that runs an exported folder; it imports the runtime and not PyTorch."""
-    module, kind = ENGINES[name]
-    translator: EngineTranslator = getattr(import_module(module), kind)(Path(folder), threads=threads)
+    kind = getattr(import_module(f"qknorm.export.{name}_engine"), ENGINES[name])
+    translator: EngineTranslator = kind(Path(folder), threads=threads)
     return translator

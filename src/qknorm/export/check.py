@@ -11,13 +11,15 @@ from torch import Tensor
 from qknorm.config import Train
 from qknorm.decoding.translate import TextTranslator
 from qknorm.errors import InputError
+from qknorm.export import Target, ctranslate2, huggingface, onnx
+from qknorm.export.ctranslate2_engine import CTranslate2Translator
+from qknorm.export.onnx import TOLERANCE
 from qknorm.models.translator import Translator, start_of_scale
 from qknorm.specials import END
 from qknorm.text.batching import collate
 from qknorm.text.prepared import PreparedData
+from qknorm.training.run_folder import allowed_types
 
-TOLERANCE = 1e-3
-"""By how much log-probabilities may differ: float32 adds up in another order elsewhere, a wrong formula shows more."""
 SENTENCES = 12
 SPREAD = 0.1
 """Standard deviation of what is added to every parameter, so that none of them is left at a start that hides it."""
@@ -28,7 +30,7 @@ Logits = Callable[[Tensor, Tensor], Tensor]
 Difference = Callable[[TextTranslator, Path, Ids, Ids], float]
 
 
-def check_export(target: str, settings: Train, data: PreparedData) -> float:
+def check_export(target: Target, settings: Train, data: PreparedData) -> float:
     """Exports a random model of these settings and returns how far its log-probabilities are from PyTorch's.
 
     Refuses settings that cannot be exported to this target, and says what to change.
@@ -49,9 +51,7 @@ def check_export(target: str, settings: Train, data: PreparedData) -> float:
 
 def random_translator(settings: Train, data: PreparedData) -> TextTranslator:
     """A translator as these settings begin with it on these data, and no parameter of which is at its start."""
-    allowed = torch.from_numpy(data.target_types.copy()) if settings.model.logit_mask else None
-    if allowed is not None:
-        allowed[END] = True
+    allowed = allowed_types(settings, data)
     start = start_of_scale(settings.model, data.length_percentile(settings.model.attention.scale_percentile))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -90,33 +90,24 @@ def largest_difference(expected: list[list[float]], found: list[list[float]]) ->
 
 
 def _differs_in_onnx(translator: TextTranslator, folder: Path, sources: Ids, targets: Ids) -> float:
-    from qknorm.export import onnx
-    from qknorm.export.engine import OnnxModel
-
     del sources, targets  # it draws sentences of its own, and beams
-    onnx.write_folder(translator, folder)
-    return onnx.largest_difference(translator.model, OnnxModel(folder))
+    return onnx.write_folder(translator, folder)
 
 
 def _differs_in_ctranslate2(translator: TextTranslator, folder: Path, sources: Ids, targets: Ids) -> float:
-    from qknorm.export import ctranslate2
-    from qknorm.export.ctranslate2_engine import CTranslate2Translator
-
     ctranslate2.write_folder(translator, folder)
     found = CTranslate2Translator(folder).log_probabilities(sources, targets)
     return largest_difference(log_probabilities(translator.model, sources, targets), found)
 
 
 def _differs_in_huggingface(translator: TextTranslator, folder: Path, sources: Ids, targets: Ids) -> float:
-    from qknorm.export import huggingface
-
     huggingface.write_folder(translator, folder)
     model = huggingface.load_model(folder)
     found = log_probabilities(lambda s, t: model(s, decoder_input_ids=t).logits, sources, targets)
     return largest_difference(log_probabilities(translator.model, sources, targets), found)
 
 
-_DIFFERENCES: dict[str, Difference] = {
+_DIFFERENCES: dict[Target, Difference] = {
     "onnx": _differs_in_onnx,
     "huggingface": _differs_in_huggingface,
     "ctranslate2": _differs_in_ctranslate2,

@@ -21,14 +21,10 @@ from qknorm.errors import InputError
 from qknorm.export.card import TOKENIZER, write_card
 from qknorm.export.ctranslate2_engine import import_ctranslate2
 from qknorm.export.describing import describe
-from qknorm.files import atomic_folder
 from qknorm.models.layers import FeedForward, Residual, ScaleNorm, sinusoids
 from qknorm.models.translator import DecoderLayer, EncoderLayer, Translator
 from qknorm.specials import END, START, UNKNOWN
-from qknorm.training.checkpoint import Which
-from qknorm.training.run_folder import load
 
-KINDS = ("int8",)
 LENGTHENED = 64.0
 """Times which queries and keys are as long there as here."""
 NEVER = -1e4
@@ -38,17 +34,8 @@ LEAST_POSITIONS = 512
 Array = NDArray[np.float32]
 
 
-def export(run: Path, out: Path, *, checkpoint: Which | Path = "best", quantize: str | None = None) -> None:
-    """Writes a run as a folder that CTranslate2 loads; refuses a model that CTranslate2 cannot compute."""
-    if quantize not in (None, *KINDS):
-        raise InputError(f"quantize {quantize} is not known; use {' or '.join(KINDS)}, or leave it out")
-    translator = load(run, checkpoint=checkpoint, device="cpu")
-    with atomic_folder(out) as folder:
-        write_folder(translator, folder, quantize=quantize)
-
-
 def write_folder(translator: TextTranslator, folder: Path, *, quantize: str | None = None) -> None:
-    """Fills a folder that exists with the model, its tokenizer and translator.json."""
+    """Fills a folder that exists with the model, its tokenizer and translator.json; refuses what it cannot compute."""
     ctranslate2 = import_ctranslate2()
     if (reason := refusal(translator.model.settings)) is not None:
         raise InputError(f"CTranslate2 cannot compute this model: {reason}")

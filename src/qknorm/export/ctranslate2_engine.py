@@ -29,7 +29,7 @@ class CTranslate2Translator(EngineTranslator):
 
     engine = "ctranslate2"
 
-    def __init__(self, folder: str | Path, *, threads: int | None = None, precision: str | None = None) -> None:
+    def __init__(self, folder: str | Path, *, threads: int | None = None) -> None:
         super().__init__(Path(folder))
         ctranslate2 = import_ctranslate2()
         self._ids = {token: number for number, token in enumerate(self.tokenizer.tokens(range(self.tokenizer.size)))}
@@ -37,7 +37,7 @@ class CTranslate2Translator(EngineTranslator):
             self._model = ctranslate2.Translator(
                 str(folder),
                 device="cpu",
-                compute_type=precision or self.card.precision,
+                compute_type=self.card.precision,
                 intra_threads=threads or 0,
                 flash_attention=False,  # exact without it alone
             )

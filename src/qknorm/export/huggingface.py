@@ -11,28 +11,17 @@ from tokenizers import Tokenizer as Backend
 from qknorm.decoding.translate import TextTranslator
 from qknorm.export.card import TOKENIZER, write_card
 from qknorm.export.describing import describe
-from qknorm.files import atomic_folder
 from qknorm.specials import END, PAD, START
 from qknorm.text.subwords import SPECIALS
-from qknorm.training.checkpoint import Which
-from qknorm.training.run_folder import load, read_run
 
 _CONTROLS = r"[\x{0}-\x{8}\x{E}-\x{1B}\x{7F}-\x{84}\x{86}-\x{9F}\x{FEFF}]"
 _SPACES = r"[\x{9}-\x{D}\x{1C}-\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]+"
 """What `clean_line` drops, and what it makes one space of."""
 
 
-def export(run: Path, out: Path, *, checkpoint: Which | Path = "best") -> None:
-    """Writes a run as a folder that transformers loads after `import qknorm.huggingface`."""
-    scale_init = read_run(run)[1].scale_init
-    translator = load(run, checkpoint=checkpoint, device="cpu")
-    with atomic_folder(out) as folder:
-        write_folder(translator, folder, scale_init=scale_init)
-
-
-def write_folder(translator: TextTranslator, folder: Path, *, scale_init: float | None = None) -> None:
+def write_folder(translator: TextTranslator, folder: Path) -> None:
     """Fills a folder that exists with config, weights, tokenizer and translator.json."""
-    model = make_model(translator, scale_init)
+    model = make_model(translator)
     with _without_bars():
         model.save_pretrained(folder)
     translator.tokenizer.save(folder / TOKENIZER)
@@ -40,7 +29,7 @@ def write_folder(translator: TextTranslator, folder: Path, *, scale_init: float 
     write_card(folder, describe(translator, "huggingface"))
 
 
-def make_model(translator: TextTranslator, scale_init: float | None = None) -> Any:
+def make_model(translator: TextTranslator) -> Any:
     """The translator's model as transformers sees it, with the same weights."""
     from qknorm.huggingface import QKNormConfig, QKNormForConditionalGeneration
 
@@ -48,7 +37,7 @@ def make_model(translator: TextTranslator, scale_init: float | None = None) -> A
     config = QKNormConfig(
         vocab_size=ours.vocabulary,
         model=ours.settings.model_dump(mode="json"),
-        scale_init=scale_init,
+        scale_init=ours.scale_init,
         source_language=translator.source,
         target_language=translator.target,
         longest=translator.longest,

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qknorm.decoding.results import Hypothesis, Progress
+from qknorm.decoding.results import Hypothesis
 from qknorm.decoding.texts import BATCH_TOKENS, AnyTranslator, search_by_length
 from qknorm.errors import InputError
 from qknorm.export.card import TOKENIZER, Card, read_card
 from qknorm.export.search import check_settings
+from qknorm.progress import Progress
 from qknorm.text.subwords import Tokenizer
 
 

@@ -14,7 +14,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike, NDArray
 
 from qknorm.errors import InputError
-from qknorm.files import atomic_path
 from qknorm.inspection.heads import ROLES
 from qknorm.inspection.report import (
     MEASURES,
@@ -27,12 +26,15 @@ from qknorm.inspection.report import (
     split_name,
 )
 from qknorm.text.subwords import END_OF_WORD, SPACE, SPECIALS
+from qknorm.training.curves import save_figure
 
 FONTS = ("DejaVu Sans", "Noto Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "Arial Unicode MS")
 """Tried in this order for every letter, as far as they are installed; the first comes with matplotlib."""
 
 INSIDE_WORD = "·"
-FORMATS = {".png": "png", ".svg": "svg"}
+FORMATS = (".png", ".svg")
+COURSES = {"scales": "Scale g", "logits": "Largest |logit|"}
+"""Pictures of what happened over training: their names, and the panels of a model that they draw."""
 MOST_COLUMNS = 4
 CELL_INCHES = 0.27
 LETTER_INCHES = 0.085
@@ -72,7 +74,7 @@ def draw_attention(
             axes.set_title(f"head {place + 1}", fontsize="medium", pad=8)
     _add_bar(figure, image, panels, "attention weight")
     _entitle(figure, title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 # ------------------------------------------------------------------ pictures of a report
@@ -83,37 +85,30 @@ def draw_report(report: Report, folder: Path, suffix: str = ".png", *, attention
 
     The heads drawn are those of `attention`, as in `draw_heads`.
     """
-    pictures: dict[str, Callable[[Report, Path], None]] = {
-        "heads": functools.partial(draw_heads, attention=attention),
-        "measures": draw_measures,
-        "map": draw_map,
+    pictures: dict[str, Callable[[Path], None]] = {
+        "heads": functools.partial(draw_heads, report, attention=attention),
+        "measures": functools.partial(draw_measures, report),
+        "map": functools.partial(draw_map, report),
     }
-    if _models_with(report, SCALES):
-        pictures["scales"] = draw_scales
-    if _models_with(report, LOGITS):
-        pictures["logits"] = draw_logits
-    drawn = []
+    for name, title in COURSES.items():
+        if found := [(model, panel) for model in report.models for panel in model.panels if panel.title == title]:
+            pictures[name] = functools.partial(_draw_course, found)
+    paths = {name: folder / f"{name}{suffix}" for name in pictures}
     for name, draw in pictures.items():
-        path = folder / f"{name}{suffix}"
-        draw(report, path)
-        drawn.append(path)
-    return drawn
+        draw(paths[name])
+    return list(paths.values())
 
 
-def draw_heads(
-    report: Report, path: Path, *, attention: str | None = None, heads: Sequence[int] = (0, 1, 2, 3), sentence: int = 0
-) -> None:
-    """Draws the same heads of one attention, a row a model, tokens on the axes: the paper's Figures 1 and 2.
+def draw_heads(report: Report, path: Path, *, attention: str | None = None) -> None:
+    """Draws the first heads of one attention in the first sentence, a row a model: the paper's Figures 1 and 2.
 
     The first attention if none is named, which in a translator is the encoder's first layer.
     """
     _check_name(path)
-    seen = [model.sentences[sentence] for model in report.models]
+    seen = [model.sentences[0] for model in report.models]
     name = attention or seen[0].attentions[0].name
     shown = [(each, each.attention(name)) for each in seen]
-    wanted = [head for head in heads if all(head < one.heads for _, one in shown)]
-    if not wanted:
-        raise ValueError(f"{name} has no heads {list(heads)}")
+    wanted = range(min(MOST_COLUMNS, *(one.heads for _, one in shown)))
     widest = max((each.tokens[one.keys] for each, one in shown), key=len)
     tallest = max((each.tokens[one.queries] for each, one in shown), key=len)
     figure = _figure(_figure_size(len(wanted), len(shown), widest, tallest))
@@ -130,7 +125,7 @@ def draw_heads(
     _add_bar(figure, image, panels, "attention weight")
     kind, layer = split_name(name)
     _entitle(figure, f"{kind[:1].upper()}{kind[1:]}-attention, layer {layer + 1}")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_measures(report: Report, path: Path, measures: Sequence[str] = ("relative_entropy", "saturation")) -> None:
@@ -158,7 +153,7 @@ def draw_measures(report: Report, path: Path, measures: Sequence[str] = ("relati
             for spine in axes.spines.values():
                 spine.set_visible(False)
         _add_bar(figure, image, panels, "")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_map(report: Report, path: Path) -> None:
@@ -197,34 +192,18 @@ def draw_map(report: Report, path: Path) -> None:
         fontsize="small",
         markerscale=0.5,
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-SCALES, LOGITS = "Scale g", "Largest |logit|"
-
-
-def draw_scales(report: Report, path: Path) -> None:
-    """Draws g by layer over training."""
-    _draw_course(report, SCALES, path)
-
-
-def draw_logits(report: Report, path: Path) -> None:
-    """Draws how the largest logit of every attention grew over training, where it was recorded."""
-    _draw_course(report, LOGITS, path)
-
-
-def _draw_course(report: Report, title: str, path: Path) -> None:
-    _check_name(path)
-    found = _models_with(report, title)
-    if not found:
-        raise InputError(f"no run of this report recorded {title.lower()}; there is nothing to draw in {path}")
+def _draw_course(found: Sequence[tuple[ModelLook, Panel]], path: Path) -> None:
+    """Draws curves over training, one panel a model that recorded them."""
     figure = _figure((5.2 * len(found), 3.4))
     first: Axes | None = None
     for place, (model, panel) in enumerate(found, start=1):
         axes = figure.add_subplot(1, len(found), place, sharey=first)
         first = first or axes
         _draw_series(axes, panel)
-        axes.set_title(f"{title}: {model.name}", fontsize="medium", parse_math=False)
+        axes.set_title(f"{panel.title}: {model.name}", fontsize="medium", parse_math=False)
         axes.set_xlabel("step", fontsize="small")
         axes.tick_params(labelsize="small")
         axes.grid(color="0.92", linewidth=0.8)
@@ -232,7 +211,7 @@ def _draw_course(report: Report, title: str, path: Path) -> None:
         key.set_title("deeper is stronger", prop=FontProperties(size="x-small"))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_series(axes: Axes, panel: Panel) -> None:
@@ -250,11 +229,6 @@ def _draw_series(axes: Axes, panel: Panel) -> None:
                 label=kind if depth == len(alike) else None,
                 marker="o" if len(series.steps) == 1 else None,
             )
-
-
-def _models_with(report: Report, title: str) -> list[tuple[ModelLook, Panel]]:
-    """The models whose training recorded this panel."""
-    return [(model, panel) for model in report.models for panel in model.panels if panel.title == title]
 
 
 def _most_heads(report: Report) -> int:
@@ -376,13 +350,3 @@ def _write_numbers(axes: Axes, head: NDArray[np.float64]) -> None:
 def _fonts() -> list[str]:
     installed = set(fontManager.get_font_names())
     return [name for name in FONTS if name in installed]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    kind = FORMATS[path.suffix.lower()]
-    about = {"Date": None} if kind == "svg" else {}  # the same picture is the same file
-    try:
-        with atomic_path(path) as partial:
-            figure.savefig(partial, format=kind, metadata=about)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; make room or get write access") from error

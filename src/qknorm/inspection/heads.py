@@ -63,11 +63,10 @@ class HeadPattern:
         return "focused" if self.evenness <= FOCUSED else "mixed"
 
 
-def find_patterns(weights: ArrayLike, keys: Sequence[str], *, one_text: bool, shift: int = 0) -> list[HeadPattern]:
+def find_patterns(weights: ArrayLike, keys: Sequence[str], *, one_text: bool) -> list[HeadPattern]:
     """The pattern of every head; `keys` are the key tokens.
 
-    Neighbours have a meaning only where queries and keys are `one_text` (self-attention); query t is then the token
-    of key t + `shift`.
+    Neighbours have a meaning only where queries and keys are `one_text` (self-attention).
     """
     heads = _check(weights)
     count = heads.shape[-1]
@@ -84,7 +83,7 @@ def find_patterns(weights: ArrayLike, keys: Sequence[str], *, one_text: bool, sh
     if not (visible > 1).any():
         shares["evenness"][:] = math.nan
     for name, step in (("previous", -1), ("same", 0), ("next", 1)):
-        shares[name] = _diagonal_share(heads, choosing, shift + step) if one_text else np.zeros(len(heads))
+        shares[name] = _diagonal_share(heads, choosing, step) if one_text else np.zeros(len(heads))
     return [HeadPattern(**{name: float(share[head]) for name, share in shares.items()}) for head in range(len(heads))]
 
 
@@ -97,14 +96,6 @@ def is_delimiter(token: str) -> bool:
 
 
 # ------------------------------------------------------------------ how alike heads are
-
-
-def jensen_shannon(p: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
-    """The Jensen-Shannon divergence of distributions along the last axis, in nats: 0 if equal, at most ln 2."""
-    one, other = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
-    middle = (one + other) / 2
-    divergence = (_relative_entropy(one, middle) + _relative_entropy(other, middle)) / 2
-    return np.clip(divergence, 0.0, math.log(2))
 
 
 def head_distances(weights: ArrayLike) -> NDArray[np.float64]:
@@ -125,10 +116,10 @@ def head_distances(weights: ArrayLike) -> NDArray[np.float64]:
     return np.sqrt(np.maximum(distances + distances.T, 0.0))
 
 
-def map_points(distances: ArrayLike, dimensions: int = 2) -> NDArray[np.float64]:
-    """Points (n, dimensions) whose distances are as near to the given ones as classical scaling brings them.
+def map_points(distances: ArrayLike) -> NDArray[np.float64]:
+    """Points (n, 2) whose distances are as near to the given ones as classical scaling brings them.
 
-    Exact where points of so few dimensions exist. The largest coordinate on each axis is positive, so that the same
+    Exact where points of a plane have them. The largest coordinate on each axis is positive, so that the same
     distances always give the same map.
     """
     given = np.asarray(distances, dtype=np.float64)
@@ -136,14 +127,14 @@ def map_points(distances: ArrayLike, dimensions: int = 2) -> NDArray[np.float64]
         raise ValueError(f"distances are a square matrix, not of shape {given.shape}")
     count = len(given)
     if count == 0:
-        return np.zeros((0, dimensions))
+        return np.zeros((0, 2))
     centre = np.eye(count) - 1.0 / count
     products = -0.5 * centre @ (given**2) @ centre
     values, vectors = np.linalg.eigh((products + products.T) / 2)
-    largest = np.argsort(values)[::-1][:dimensions]
+    largest = np.argsort(values)[::-1][:2]
     points = vectors[:, largest] * np.sqrt(np.maximum(values[largest], 0.0))
     points *= np.where(np.take_along_axis(points, np.abs(points).argmax(axis=0)[None], axis=0) < 0, -1.0, 1.0)
-    return np.pad(points, ((0, 0), (0, dimensions - points.shape[1])))
+    return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
 
 
 # ------------------------------------------------------------------ numbers
@@ -174,8 +165,3 @@ def _diagonal_share(heads: Weights, counted: NDArray[np.bool_], step: int) -> ND
 def _entropy(heads: Weights) -> NDArray[np.float64]:
     logs = np.log(np.maximum(heads, TINY))
     return np.asarray(-np.einsum("...s,...s->...", heads, logs))
-
-
-def _relative_entropy(p: Weights, q: Weights) -> NDArray[np.float64]:
-    ratio = np.divide(p, q, out=np.ones(np.broadcast_shapes(p.shape, q.shape)), where=(p > 0) & (q > 0))
-    return np.asarray((p * np.log(ratio)).sum(axis=-1))

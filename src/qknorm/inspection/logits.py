@@ -8,10 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from qknorm.attention.adopting.family import HIDES_BELOW
+
 LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """About so many logits are in memory at a time, by the kind of device: what a cache holds, or what keeps a GPU busy."""
-HIDES_BELOW = -9_000.0
-"""An additive mask hides at this and below: −∞, a dtype's lowest number, or −10,000 (also as bfloat16 rounds it)."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ class Measures:
     saturation: Tensor
     """Share of queries whose largest weight is above the threshold."""
     effective_keys: Tensor
-    """exp(entropy): over how many keys a uniform attention would have this entropy."""
+    """exp(entropy): over how many keys a uniform attention would have this entropy; 0 where no query sees a key, which
+    leaves all other measures NaN."""
     distance: Tensor
     """Σ weight · |position of the query − position of the key|."""
     first_share: Tensor
@@ -297,7 +298,7 @@ def _mean_over_queries(rows: _Rows, threshold: float) -> list[Tensor]:
         _mean(rows.entropy, valid),
         _mean(relative, choosing),
         _mean(saturated, choosing),
-        _mean(rows.entropy.exp(), valid),
+        _mean(rows.entropy.exp(), valid).masked_fill(~valid.any(dim=2).any(dim=0), 0.0),
         _mean(rows.distance, valid),
         _mean(rows.first, valid),
         _mean(rows.diagonal, valid),

@@ -12,8 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from qknorm.attention import QKNorm
-from qknorm.inspection.judgement import CURE, Sample, judge
+from qknorm.inspection.judgement import ANY_LENGTH, CURE, SLOWER, Sample, judge
 from qknorm.inspection.measures import Measures
 from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.capture import WATCHING, Calls, capture, compiled_parts, watch
@@ -30,7 +29,7 @@ NOTHING_YET = (
 )
 NONE_RAN = (
     "no attention ran in the pass that was watched; what can be seen is torch's, transformers', timm's and qknorm's"
-    " attention, and whatever calls torch.nn.functional.scaled_dot_product_attention"
+    " attention, and whatever calls torch.nn.functional.scaled_dot_product_attention or qknorm.attend"
 )
 
 
@@ -39,10 +38,10 @@ class AttentionMonitor:
 
     Outputs and gradients stay the same to the bit. It sees our attention, torch's (the fast path of nn.Transformer
     too), every Hugging Face transformers model that uses the library's attention interface, timm's attention, and
-    whatever calls torch.nn.functional.scaled_dot_product_attention; `unseen` says what it could not see and why. Since
-    attention is found as it runs, a model in which none is seen gets a Python warning at the end of the first pass that
-    is measured, and goes on. Of each batch the first `batch` sentences are measured. `threshold` is the weight from
-    which on a query is saturated.
+    whatever calls qknorm.attend or torch.nn.functional.scaled_dot_product_attention, in the model's own package under
+    an imported name too; `unseen` says what it could not see and why. Since attention is found as it runs, a model in
+    which none is seen gets a Python warning at the end of the first pass that is measured, and goes on. Of each batch
+    the first `batch` sentences are measured. `threshold` is the weight from which on a query is saturated.
     """
 
     def __init__(self, model: nn.Module, *, every: int = 100, batch: int = 8, threshold: float = 0.99) -> None:
@@ -57,6 +56,8 @@ class AttentionMonitor:
         """All that was measured: (step, name, measures)."""
         self.unseen: dict[str, str] = {}
         """What looks like attention but could not be watched, by name, with the reason."""
+        self._bounded: dict[str, bool] = {}
+        self._longest = 0
         self._at = 0
         self._stepped_by_hand = False
         self._sampled_at: int | None = None
@@ -120,6 +121,8 @@ class AttentionMonitor:
             while name in found:  # a module that attends more than once in a pass, such as a shared layer
                 name, number = f"{call.name}#{number}", number + 1
             found[name] = call.measure(self.threshold)
+            self._bounded[name] = call.bounded
+            self._longest = max(self._longest, call.k.shape[2])
 
         def tell(call: Call) -> None:
             on_call(_with_queries(call, real))
@@ -169,8 +172,13 @@ class AttentionMonitor:
 
     def warnings(self) -> list[str]:
         """What there is to worry about in the history, in words."""
-        bounded = any(isinstance(module, QKNorm) and module.kind == "lp" for module in self.model.modules())
-        return judge(self.history, "lower the learning rate" if bounded else CURE)
+        return judge(self.history, self._cure)
+
+    def _cure(self, name: str) -> str:
+        """What helps one attention: those that have bounded logits already, as it was last seen, need no more."""
+        if self._bounded.get(name, False):
+            return SLOWER
+        return CURE.format(self._longest) if self._longest > 1 else ANY_LENGTH
 
 
 class _Counted:

@@ -13,6 +13,8 @@ from qknorm.specials import PAD
 
 KIND = "attention"
 """Of the lines in metrics.jsonl."""
+SENTENCES = 8
+"""Of a batch that are measured."""
 MOST_STEPS = 256
 """Steps of a history that are kept to judge by."""
 
@@ -34,8 +36,7 @@ class AttentionObserver:
     The model runs in eval mode, uncompiled, and without drawing random numbers, so that training goes on as it would.
     """
 
-    def __init__(self, *, batch: int = 8, threshold: float = 0.99) -> None:
-        self._batch, self._threshold = batch, threshold
+    def __init__(self) -> None:
         self._history: list[Sample] = []
         self._told: set[tuple[str, str]] = set()
 
@@ -52,11 +53,11 @@ class AttentionObserver:
 
     def __call__(self, step: int, model: nn.Module, *inputs: Tensor) -> Observation:
         """Observes the model on the first sentences of the inputs it was trained on at this step."""
-        few = [x[: self._batch] for x in inputs]
+        few = [x[:SENTENCES] for x in inputs]
         real = {}
         if isinstance(model, Translator):
             real = dict(zip(("encoder", "decoder"), (x != PAD for x in few), strict=True))
-        monitor = AttentionMonitor(model, batch=self._batch, threshold=self._threshold)
+        monitor = AttentionMonitor(model, batch=SENTENCES)
         measured = monitor.probe(lambda: model(*few), step=step, real=real)
         self._history = _thinned(self._history + monitor.history)
         return Observation(

@@ -1,29 +1,29 @@
 """From run folders and texts to a report: has models read the texts, and reads the metrics of their training."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from qknorm.decoding.generate import TextGenerator
 from qknorm.decoding.translate import TextTranslator, translate_ids
 from qknorm.errors import InputError
 from qknorm.inspection.figures import label_tokens
-from qknorm.inspection.judgement import COLLAPSED, LARGE, SATURATED
+from qknorm.inspection.judgement import judge_once
 from qknorm.inspection.monitor import Calls, capture
 from qknorm.inspection.report import (
     MEASURES,
     MOST_MODELS,
-    TAKE_LARGEST,
     ModelLook,
     Panel,
     Report,
     Sentence,
     Series,
+    over_known,
     sentence_of_calls,
 )
+from qknorm.progress import Progress
 from qknorm.specials import END, START
 from qknorm.text.cleaning import clean_line
 from qknorm.training.checkpoint import Which
@@ -41,8 +41,6 @@ SOURCE, READ, WRITTEN = "source", "target so far", "next target token"
 """The sides of a translator: what it reads of the source, of its own output, and what it writes at each place."""
 SIDES = {"encoder.self": (SOURCE, SOURCE), "decoder.self": (READ, READ), "decoder.cross": (WRITTEN, SOURCE)}
 
-Progress = Callable[[str, int, int | None], None]
-
 
 def build_report(
     runs: Sequence[str | Path],
@@ -53,7 +51,6 @@ def build_report(
     names: Sequence[str] | None = None,
     checkpoint: Which | Path = "best",
     device: str | None = None,
-    title: str = "What attention does",
     progress: Progress | None = None,
 ) -> Report:
     """A report of one or two runs over the same texts: sentences for translators, any text for language models.
@@ -72,8 +69,9 @@ def build_report(
             sentences = [_read_text(model, text, place, notes) for place, text in enumerate(texts, start=1)]
         looks.append(ModelLook(name, sentences, describe_run(run), read_course(run)))
     for look in looks:
-        notes += [f"{look.name}: {worry}" if len(looks) > 1 else worry for worry in find_worries(look)]
-    return Report(looks, title, list(dict.fromkeys(notes)))
+        worries = [worry for name in look.attentions for worry in judge_once(name, look.measures(name))]
+        notes += [f"{look.name}: {worry}" if len(looks) > 1 else worry for worry in worries]
+    return Report(looks, notes=list(dict.fromkeys(notes)))
 
 
 def _check(runs: Sequence[str | Path], texts: Sequence[str], references: Sequence[str] | None, force: bool) -> None:
@@ -112,28 +110,6 @@ def describe_run(run: Path) -> dict[str, str]:
 def _describe_attention(qk_norm: str, p: float) -> str:
     plain = {"none": "dot products", "rms": "RMSNorm on q and k", "layer": "LayerNorm on q and k"}
     return plain.get(qk_norm) or ("QKNorm" if p == 2 else f"QKNorm, p = {p:g}")
-
-
-def find_worries(look: ModelLook) -> list[str]:
-    """What its measures warn of, in words."""
-    checks: list[tuple[str, Callable[[float], bool], Callable[[float], str]]] = [
-        ("largest_logit", lambda x: x > LARGE, lambda x: f"logits reach {x:.3g}; bound them with qknorm.adopt"),
-        ("saturation", lambda x: x > SATURATED, lambda x: f"one key takes nearly everything for {x:.0%} of queries"),
-        ("relative_entropy", lambda x: x < COLLAPSED, lambda x: f"entropy is {x:.3f} of its largest possible"),
-    ]
-    worries = []
-    for attention in look.attentions:
-        measures = look.measures(attention)
-        if None in measures.get("largest_logit", []):
-            worries.append(f"{attention}: logits are no finite numbers; look at an earlier checkpoint")
-        for name, worries_at, say in checks:
-            values = {head: value for head, value in enumerate(measures.get(name, []), start=1) if value is not None}
-            bad = {head: value for head, value in values.items() if worries_at(value)}
-            if bad:
-                worst = min(bad.values()) if name == "relative_entropy" else max(bad.values())
-                heads = f"head{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
-                worries.append(f"{attention}, {heads}: {say(worst)}")
-    return worries
 
 
 # ------------------------------------------------------------------ texts
@@ -268,8 +244,8 @@ def _series_by_name(found: Iterable[tuple[int, str, Any]]) -> list[Series]:
     points: dict[str, list[tuple[int, float]]] = {}
     for step, measure, by_name in found:
         for name, value in by_name.items() if isinstance(by_name, Mapping) else ():
-            if numbers := scale_numbers(value):
-                one = max(numbers) if measure in TAKE_LARGEST else float(np.mean(numbers))
+            one = over_known(measure, scale_numbers(value))
+            if one is not None:
                 points.setdefault(name, []).append((step, one))
     return [_thinned(name, each) for name, each in points.items()]
 

@@ -6,7 +6,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from qknorm.training.metrics import to_strict_json
 if TYPE_CHECKING:
     from qknorm.inspection.monitor import Call
 
-FORMAT_VERSION = 1
 MOST_MODELS = 2
 UNITS = 10_000
 """Weights are kept in whole units of one in so many: what is shown, to four digits, is what was computed."""
@@ -39,13 +38,23 @@ MEASURES: dict[str, tuple[str, str]] = {
 }
 """Label and meaning of the measures we know; others are shown by their name."""
 
+SHOWN = ("relative_entropy", "saturation", "largest_logit", "effective_keys", "logit_std", "distance", "first_share")
+"""Measures for a table, the first the most telling, for one that has room for few."""
 TAKE_LARGEST = frozenset({"largest_logit"})
-"""Measures whose largest value over sentences is the one to see; of all others it is the mean."""
+"""Measures whose largest value over heads or sentences is the one to see; of all others it is the mean."""
 
 HeadNumbers = Mapping[str, Sequence[float | None]]
 """A number for each head, by measure; None where it is not defined."""
 
 Direction = Literal["ltr", "rtl"]
+
+
+def over_known(measure: str, values: Iterable[float | None]) -> float | None:
+    """A measure over heads or sentences, as TAKE_LARGEST says; what is no finite number is left out."""
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    if not known:
+        return None
+    return max(known) if measure in TAKE_LARGEST else float(np.mean(known))
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,7 @@ class ModelLook:
         """Every measure of an attention over all sentences."""
         seen = [sentence.attention(attention).measures for sentence in self.sentences]
         return {
-            name: [_over_sentences(name, values) for values in zip(*(each[name] for each in seen), strict=True)]
+            name: [over_known(name, values) for values in zip(*(each[name] for each in seen), strict=True)]
             for name in (seen[0] if seen else ())
         }
 
@@ -159,28 +168,10 @@ class Report:
         if len({len(model.sentences) for model in self.models}) > 1:
             raise ValueError("both models of a report see the same sentences")
 
-    @classmethod
-    def from_calls(
-        cls,
-        tokens: "Sequence[str] | Mapping[str, Sequence[str]] | None",
-        calls: "Iterable[Call]",
-        *,
-        name: str = "model",
-        title: str = "What attention does",
-        sides: Callable[[str], tuple[str, str]] | None = None,
-    ) -> Self:
-        """A report of captured calls of any model, of the first sequence of their batch.
-
-        `tokens` are those of the one text, or a list by side of a model with more; without any, positions are counted.
-        `sides` says, for an attention's name, which sides its queries and keys are of, where names and lengths do not.
-        """
-        return cls([ModelLook(name, [sentence_of_calls(tokens, calls, sides=sides)])], title)
-
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON can hold it."""
         plain: dict[str, Any] = to_strict_json(
             {
-                "format": FORMAT_VERSION,
                 "title": self.title,
                 "notes": self.notes,
                 "units": UNITS,
@@ -190,13 +181,6 @@ class Report:
             }
         )
         return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """What `to_json` made, again; weights to a unit of 1 in 10,000."""
-        if plain.get("format") != FORMAT_VERSION:
-            raise ValueError(f"a report of format {plain.get('format')}; this version reads {FORMAT_VERSION}")
-        return cls([_model_of(model) for model in plain["models"]], plain["title"], list(plain["notes"]))
 
 
 # ------------------------------------------------------------------ names and directions
@@ -240,7 +224,11 @@ def sentence_of_calls(
     reference: str | None = None,
     sides: Callable[[str], tuple[str, str]] | None = None,
 ) -> Sentence:
-    """A sentence as captured calls saw it; arguments as in `Report.from_calls`."""
+    """A sentence as captured calls of any model saw it, of the first sequence of their batch.
+
+    `tokens` are those of the one text, or a list by side of a model with more; without any, positions are counted.
+    `sides` says, for an attention's name, which sides its queries and keys are of, where names and lengths do not.
+    """
     known = {
         side: list(some) for side, some in (tokens if isinstance(tokens, Mapping) else {"text": tokens or ()}).items()
     }
@@ -277,7 +265,7 @@ def _fresh(name: str, attentions: Sequence[Attention]) -> str:
     return f"{name} call {before + 1}" if before else name
 
 
-# ------------------------------------------------------------------ to JSON and back
+# ------------------------------------------------------------------ to JSON
 
 
 def _plain_model(model: ModelLook) -> dict[str, Any]:
@@ -325,30 +313,6 @@ def pack_weights(arrays: Iterable[NDArray[np.float64]]) -> str:
     return base64.b64encode(zlib.compress(b"".join(whole))).decode("ascii")
 
 
-def unpack_weights(packed: str, shapes: Sequence[tuple[int, int, int]]) -> list[NDArray[np.float64]]:
-    """What `pack_weights` packed, to a unit."""
-    flat = np.frombuffer(zlib.decompress(base64.b64decode(packed)), dtype="<u2") / UNITS
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    if (ends[-1] if len(ends) else 0) != len(flat):
-        raise ValueError(f"{len(flat)} packed weights do not fill shapes {list(shapes)}")
-    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
-
-
-def _model_of(plain: Mapping[str, Any]) -> ModelLook:
-    panels = [Panel(p["title"], [Series(**s) for s in p["series"]]) for p in plain["panels"]]
-    return ModelLook(plain["name"], [_sentence_of(s) for s in plain["sentences"]], dict(plain["facts"]), panels)
-
-
-def _sentence_of(plain: Mapping[str, Any]) -> Sentence:
-    tokens = {side: list(some) for side, some in plain["tokens"].items()}
-    shapes = [(a["heads"], len(tokens[a["queries"]]), len(tokens[a["keys"]])) for a in plain["attentions"]]
-    attentions = [
-        Attention(a["name"], a["queries"], a["keys"], weights, a["measures"])
-        for a, weights in zip(plain["attentions"], unpack_weights(plain["weights"], shapes), strict=True)
-    ]
-    return Sentence(plain["text"], tokens, attentions, plain["translation"], plain["reference"])
-
-
 # ------------------------------------------------------------------ numbers
 
 
@@ -366,13 +330,6 @@ def _roles_in(sentence: Sentence, attention: str) -> list[str]:
 
 def _most_frequent(words: Sequence[str]) -> str:
     return max(dict.fromkeys(words), key=words.count)
-
-
-def _over_sentences(name: str, values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and np.isfinite(value)]
-    if not known:
-        return None
-    return max(known) if name in TAKE_LARGEST else float(np.mean(known))
 
 
 def _rounded(points: NDArray[np.float64], digits: int) -> list[list[float]]:

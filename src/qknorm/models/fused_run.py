@@ -8,8 +8,6 @@ A parameter's gradient comes to its place in `FlatParameters.gradients` in one o
 """
 
 import functools
-import importlib.util
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from qknorm.attention.availability import HAS_TRITON, INTERPRETED
 from qknorm.attention.sharing import share
 from qknorm.models.beside import Beside
 
@@ -199,10 +198,8 @@ def is_as_made(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 def kernels_apply(device: torch.device) -> bool:
     """Whether Triton kernels can run there: on a GPU since Ampere, or anywhere in Triton's interpreter."""
-    able = os.environ.get("TRITON_INTERPRET") == "1" or (
-        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-    return able and importlib.util.find_spec("triton") is not None
+    able = INTERPRETED or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0))
+    return able and HAS_TRITON
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

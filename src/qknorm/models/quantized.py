@@ -108,17 +108,17 @@ class QuantizedAttention(MultiheadAttention):
         self.out_proj = QuantizedLinear(attention.out_proj.weight, attention.out_proj.bias)  # type: ignore[assignment]
 
     def _project(
-        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None
+        self, query: Tensor, key: Tensor, value: Tensor, cache: KeyValueCache | None, lag: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
         past = 0 if cache is None or cache.fixed else cache.length
         if cache is not None and cache.filled:
-            q = self._place(self._heads(self.apart[0](query), self.num_heads), past, keys=False)
+            q = self._place(self._heads(self.apart[0](query), self.num_heads), past + lag, keys=False)
             return q, *cache.read()
         if query is key and key is value:
             q, k, v = torch.split(self.together(query), self._split, dim=-1)
         else:
             q, k, v = (project(x) for project, x in zip(self.apart, (query, key, value), strict=True))
-        q = self._place(self._heads(q, self.num_heads), past, keys=False)
+        q = self._place(self._heads(q, self.num_heads), past + lag, keys=False)
         k = self._place(self._heads(k, self.num_kv_heads), past, keys=True)
         v = self.norm.value(self._heads(v, self.num_kv_heads))
         return q, *((k, v) if cache is None else cache.append(k, v))

@@ -126,7 +126,7 @@ class Translator(nn.Module):
         self, vocabulary: int, settings: Model, *, scale_init: float | None = None, allowed: Tensor | None = None
     ) -> None:
         super().__init__()
-        self.vocabulary, self.settings = vocabulary, settings
+        self.vocabulary, self.settings, self.scale_init = vocabulary, settings, scale_init
         self.words = WordVectors(vocabulary, settings)
         self.target_words = None if settings.tie == "all" else WordVectors(vocabulary, settings)
         self.output_words = WordVectors(vocabulary, settings) if settings.tie == "none" else None
@@ -269,9 +269,7 @@ class Translator(nn.Module):
             return cache.position
         return self._positions_from(0 if cache is None else cache.length, ids.shape[1])
 
-    def _positions_from(self, past: int | Tensor, length: int) -> Tensor:
-        if isinstance(past, Tensor):  # while a step is recorded; whoever records sees to the table's size
-            return self.positions[past + torch.arange(length, device=past.device)]
+    def _positions_from(self, past: int, length: int) -> Tensor:
         self.ensure_positions(past + length)
         return self.positions[past : past + length]
 

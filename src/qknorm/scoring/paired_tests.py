@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qknorm.errors import InputError
+from qknorm.progress import Progress
 from qknorm.scoring.line_checks import check_parallel
-from qknorm.scoring.metrics import Metric, Progress
+from qknorm.scoring.metrics import Metric
 from qknorm.scoring.resampling import Interval, Statistics, bootstrap_totals, estimate_interval, shuffled_totals
 
 _TIE = 1e-9  # rounding in sums must not make two equal scores differ
@@ -113,7 +114,7 @@ def compare_counts(
                 difference,
                 win_rate=float(np.mean(gains > _TIE)),
                 tie_rate=float(np.mean(np.abs(gains) <= _TIE)),
-                koehn_p=_koehn_p(gains, direction * difference),
+                koehn_p=koehn_p(gains, direction * difference),
                 bootstrap_p=_share(np.abs(gains) - np.abs(gains).mean() >= abs(difference) - _TIE),
                 randomization_p=_share(np.abs(shuffled) >= abs(difference) - _TIE),
             )
@@ -123,7 +124,8 @@ def compare_counts(
     return Comparison(metric.name, signature, baseline, order, samples, trials, seed, tuple(compared))
 
 
-def _koehn_p(gains: NDArray[np.float64], gain: float) -> float:
+def koehn_p(gains: NDArray[np.float64], gain: float) -> float:
+    """The share of resampled gains in which the system that won does not win; never 0."""
     if abs(gain) <= _TIE:
         return 1.0
     return _share(gains <= _TIE if gain > 0 else gains >= -_TIE)

@@ -7,7 +7,7 @@ from qknorm.scoring.metrics import Metric
 
 
 class RepeatedBleu:
-    """`corpus_bleu` against one reference, or `tokenized_bleu` where the text is tokenised, as often as is asked."""
+    """`score` by bleu against one reference, or by multi-bleu where the text is tokenised, as often as is asked."""
 
     def __init__(self, reference: Sequence[str], *, tokenized: bool, lang: str = "") -> None:
         self._reference = list(reference)

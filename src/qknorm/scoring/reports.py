@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from qknorm.errors import InputError
+from qknorm.progress import Progress
 from qknorm.scoring.detokenizing import detokenize, treebank_detokenize, unescape_entities
 from qknorm.scoring.languages import primary_language
 from qknorm.scoring.line_checks import check_parallel, name_references
-from qknorm.scoring.metrics import AS_GIVEN, Metric, Progress
+from qknorm.scoring.metrics import AS_GIVEN, Metric
 from qknorm.scoring.paired_tests import Comparison, check_baseline, compare_counts
 from qknorm.scoring.scores import Score, score_counts
 

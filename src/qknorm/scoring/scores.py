@@ -3,20 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qknorm.progress import Progress
 from qknorm.scoring.line_checks import check_parallel
-from qknorm.scoring.metrics import METRICS, Detail, Metric, Progress
+from qknorm.scoring.metrics import Detail, Metric
 from qknorm.scoring.resampling import Interval, Statistics, bootstrap_totals, estimate_interval
-
-__all__ = [
-    "METRICS",
-    "Score",
-    "corpus_bleu",
-    "multi_bleu",
-    "multi_bleu_detok",
-    "score",
-    "score_counts",
-    "tokenized_bleu",
-]
 
 
 @dataclass(frozen=True)
@@ -60,31 +50,3 @@ def score_counts(metric: Metric, counts: Statistics, samples: int = 0, seed: int
         interval = estimate_interval(metric.score_totals(bootstrap_totals([counts], samples, seed)[0]))
     signature = metric.signature(bs=samples or None, seed=seed if samples else None, prep=prep or None)
     return Score(metric.name, metric.score_total(total), signature, metric.describe_total(total), interval)
-
-
-def multi_bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False) -> Score:
-    """The number of Moses' multi-bleu.perl on tokenised text: corpus BLEU-4 over words, unsmoothed.
-
-    It is 0 where some order has no match. `lowercase` is the script's -lc, which lowers only A to Z.
-    """
-    return score(hypotheses, references, ("multi-bleu",), lowercase=lowercase)[0]
-
-
-def multi_bleu_detok(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    """The number of Moses' multi-bleu-detok.perl, which makes its own tokens (mteval's 13a) of any text it is given.
-
-    It is meant for plain text. The released QKNorm code runs it on tokenised text: there an `&apos;` of Moses'
-    tokeniser becomes the three tokens `& apos ;`, which match easily, so that the score is higher, by about three BLEU
-    on English text of the TED talks.
-    """
-    return score(hypotheses, references, ("multi-bleu-detok",))[0]
-
-
-def corpus_bleu(hypotheses: Sequence[str], reference: Sequence[str], *, lang: str = "") -> float:
-    """sacreBLEU's default BLEU of detokenised text against one reference."""
-    return score(hypotheses, [reference], ("bleu",), lang=lang)[0].value
-
-
-def tokenized_bleu(hypotheses: Sequence[str], reference: Sequence[str]) -> float:
-    """The multi-bleu number of tokenised text against one reference."""
-    return multi_bleu(hypotheses, [reference]).value

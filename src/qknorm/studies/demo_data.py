@@ -4,8 +4,9 @@ from pathlib import Path
 
 from qknorm import files
 from qknorm.config import Prepare, Subwords
+from qknorm.progress import Progress
 from qknorm.text.demo_corpus import demo_splits
-from qknorm.text.prepare import Progress, prepare
+from qknorm.text.prepare import prepare
 from qknorm.text.prepared import MANIFEST
 
 

@@ -1,4 +1,4 @@
-"""Every number of the two papers, with where it stands there; what is ours is measured and stands elsewhere.
+"""The numbers of the two papers that ours stand beside, with where they are there; ours are measured, elsewhere.
 
 Henry et al. 2020: Query-Key Normalization for Transformers (arXiv 2010.04245).
 López-Rubio et al. 2026: Enhanced QKNorm normalization for neural transformers with the Lp norm (arXiv 2602.05006).
@@ -90,9 +90,6 @@ AVERAGE_GAIN = 0.928
 
 SIGNIFICANCE = 0.01
 """The level at which the paper's gains pass paired bootstrap resampling (Koehn 2004)."""
-
-ANNOTATED_TRANSFORMER = {"dot products": 19.4, "qknorm": 24.33}
-"""IWSLT'16 de→en after 10 epochs of the Annotated Transformer."""
 
 SOFTMAX_EXAMPLE = {(760.0, 752.0, 750.0): (0.99962, 0.00034, 0.00005), (12.0, 4.0, 2.0): (0.99962, 0.00034, 0.00005)}
 """The paper's example of what softmax sees of large logits: differences alone."""

@@ -102,11 +102,21 @@ class Page:
             f"<body>\n{body}\n</body></html>\n"
         )
 
-    def write(self, folder: Path, name: str = "report") -> tuple[Path, Path]:
-        """Writes both forms into the folder; returns their paths."""
-        files.write_text(folder / f"{name}.md", self.markdown(folder))
-        files.write_text(folder / f"{name}.html", self.html(folder))
-        return folder / f"{name}.md", folder / f"{name}.html"
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Writes both forms into the folder, as report.md and report.html; returns their paths."""
+        files.write_text(folder / "report.md", self.markdown(folder))
+        files.write_text(folder / "report.html", self.html(folder))
+        return folder / "report.md", folder / "report.html"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was made of the finished runs of a grid: the page, where it lies in both forms, and every run as CSV."""
+
+    page: Page
+    markdown: Path
+    html: Path
+    results: Path
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:

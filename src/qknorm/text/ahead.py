@@ -51,7 +51,7 @@ class CutEpochs:
     thread at a time may ask.
     """
 
-    def __init__(self, cutter: Cutter, sides: Sequence[Lines], seed: int, workers: int = 0) -> None:
+    def __init__(self, cutter: Cutter, sides: Sequence[Lines], seed: int, workers: int) -> None:
         self._board = Board(cutter, [side.pieces(PIECE) for side in sides], seed)
         # the threads know the board alone, so that whoever drops these epochs unclosed leaves nobody running either
         self._end = weakref.finalize(self, self._board.close)

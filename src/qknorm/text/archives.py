@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol, cast
 
 from qknorm.errors import InputError
-from qknorm.text.download import CHUNK_BYTES, Progress
+from qknorm.progress import Progress
+from qknorm.text.download import CHUNK_BYTES
 
 MAX_UNPACKED_BYTES = 8 << 30
 MAX_MEMBERS = 100_000

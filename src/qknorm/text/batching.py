@@ -63,15 +63,6 @@ def plan_batches(source_lengths: NDArray[np.int64], target_lengths: NDArray[np.i
     return batches
 
 
-def padding_share(
-    batches: Sequence[Batch], source_lengths: NDArray[np.int64], target_lengths: NDArray[np.int64]
-) -> float:
-    """The share of all positions, both sides together, that hold padding."""
-    positions = sum(2 * batch.rows * batch.length for batch in batches)
-    real = sum(int((source_lengths + target_lengths)[batch.sentences].sum()) for batch in batches)
-    return 1 - real / positions
-
-
 class TrainingBatches:
     """The batches of every epoch, in an order that depends on the seed and the epoch alone.
 

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from qknorm.errors import InputError
 from qknorm.files import atomic_folder, write_json
+from qknorm.progress import Progress
 from qknorm.text import layouts
 from qknorm.text.catalogue import CORPORA, Corpus, find, suggestion
-from qknorm.text.download import Progress, Source, fetch
+from qknorm.text.download import Source, fetch
 
 
 @dataclass(frozen=True)

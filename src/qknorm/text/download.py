@@ -10,16 +10,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qknorm.errors import InputError
 from qknorm.files import write_json
+from qknorm.progress import Progress
 from qknorm.version import __version__
-
-Progress = Callable[[str, int, int | None], None]
 
 TIMEOUT_SECONDS = 30.0
 RETRY_SECONDS = (1.0, 3.0, 9.0)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qknorm.errors import InputError
+from qknorm.progress import Progress
 from qknorm.text.archives import extract, gunzip
-from qknorm.text.download import Progress
 
 Arrange = Callable[[Mapping[str, Path], Path, Progress | None], None]
 

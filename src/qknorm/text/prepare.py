@@ -4,7 +4,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from qknorm import files
 from qknorm.config import Prepare
 from qknorm.errors import InputError
+from qknorm.progress import Progress
 from qknorm.text import prepared
 from qknorm.text.alignment import OrderCheck, WordSample
 from qknorm.text.cleaning import OVERLAP, CleaningReport, HeldOut, clean_pair, drop_pairs, hash_pair, rules_for
 from qknorm.text.readers import Pair, read_lines, read_pairs
 from qknorm.text.subwords import SPECIALS, Tokenizer, choose_merges
 
-Progress = Callable[[str, int, int | None], None]
 """Told of a stage's name, how much is done, and of how much (None where that is not known)."""
 
 _CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")

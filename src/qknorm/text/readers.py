@@ -84,15 +84,22 @@ def decode_lines(raw_lines: Iterable[bytes], name: str | Path) -> Iterator[str]:
 
 def explain_no_utf8(name: str | Path, line: int, raw: bytes, at: int, start: int = 0) -> InputError:
     """Says that a file is no UTF-8, at byte `at` of `raw`, its bytes from `start` on, and how to convert it."""
-    wide = _kind_of_utf16(raw, start)
+    wide = _kind_of_utf32(raw, start) or _kind_of_utf16(raw, start)
     if wide:
-        return InputError(f"{name} is UTF-16, not UTF-8; convert it: {_through(f'iconv -f {wide} -t UTF-8', name)}")
+        convert = _through(f"iconv -f {wide} -t UTF-8", name)
+        return InputError(f"{name} is {wide[: len('UTF-16')]}, not UTF-8; convert it: {convert}")
     if not raw[at]:
         way_out = f"if it is a stray one, delete it: {_through(_NO_NULS, name)}"
         return InputError(f"{name}, line {line}: holds a NUL byte; {way_out}")
     # CP1252 for Latin-1 too: the same letters, and LATIN1 would make control characters of its quotes and of €
     western = f"if it is Western European (Windows-1252 or Latin-1), convert it: {_through(_FROM_WESTERN, name)}"
     return InputError(f"{name}, line {line}: not UTF-8 at byte {start + at} of the file (0x{raw[at]:02x}); {western}")
+
+
+def _kind_of_utf32(raw: bytes, start: int) -> str | None:
+    """UTF-32 where a file begins with its mark; one of the two begins like UTF-16's, but no text does with U+0000."""
+    marked = not start and raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+    return "UTF-32" if marked else None
 
 
 def _kind_of_utf16(raw: bytes, start: int) -> str | None:

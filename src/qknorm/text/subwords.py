@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -27,7 +27,6 @@ _LEAST_COUNT = 2  # a merge seen once is no regularity
 _PRIVATE_USE = range(0xF0000, 0x10FFFE)
 _LONGEST_WORD_WITH_DROPOUT = 500  # longer "words" are noise, and dropout's cost grows with the square of the length
 _MOST_KNOWN_CHUNKS = 200_000
-_NO_MERGE = 1 << 60
 
 Ids = tuple[int, ...]
 
@@ -57,7 +56,6 @@ class Tokenizer:
             for rank, (left, right) in enumerate(merges)
         }
         """Of each pair of symbols that is merged its rank, and what it makes."""
-        self._no_drops = Drops(0.0, random.Random(0))
         self._backend = _build_backend(vocabulary, merges, pretokenized)
         self._forget()
 
@@ -109,16 +107,8 @@ class Tokenizer:
         """
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
-        drops = Drops(dropout, rng)
-        ids: list[int] = []
-        for piece in text.split(" ") if text else []:
-            chunk = self._chunks.get(piece) or self._work_out(piece)
-            if drops.spare(chunk.merges):
-                ids.extend(chunk.ids)
-            else:
-                for symbols in chunk.words:
-                    ids.extend(self._merge(symbols, drops))
-        return ids
+        words = (word for chunk in text.split(" ") for word in self.spell(chunk)) if text else ()
+        return [number for word in words for number in self._merge(word, dropout, rng)]
 
     def save(self, path: Path) -> None:
         """Writes tokenizer.json, which the tokenizers library also reads."""
@@ -139,9 +129,8 @@ class Tokenizer:
             raise InputError(f"{path} is damaged or no tokenizer of qknorm ({error}); {way_out}") from None
 
     def _forget(self) -> None:
-        self._chunks: dict[str, Chunk] = {}
         # between two spaces there is nothing but a space, of which the backend by itself would make no token
-        self._ids: dict[str, Sequence[int]] = {"": self._work_out("").ids}
+        self._ids: dict[str, Sequence[int]] = {"": [symbol for word in self.spell("") for symbol in word]}
 
     def spell(self, chunk: str) -> list[Ids]:
         """The words of a stretch without spaces, each as its symbols before any merge; too long ones are merged."""
@@ -155,85 +144,16 @@ class Tokenizer:
             words.append(symbols)
         return words
 
-    def _work_out(self, chunk: str) -> "Chunk":
-        words, ids, merges = self.spell(chunk), [], 0
-        for symbols in words:
-            merged = self._merge(symbols, self._no_drops)
-            ids.extend(merged)
-            merges += len(symbols) - len(merged)
-        if len(self._chunks) >= _MOST_KNOWN_CHUNKS:
-            self._forget()
-        self._chunks[chunk] = Chunk(tuple(ids), tuple(words), merges)
-        return self._chunks[chunk]
-
-    def _merge(self, symbols: Ids, drops: "Drops") -> list[int]:
+    def _merge(self, symbols: Ids, dropout: float, rng: random.Random) -> list[int]:
         """Merges until none is left or all that are left are dropped; the first merge learned goes first."""
         merged = list(symbols)
-        look_up, none = self.ranks.get, (_NO_MERGE, 0)
-        due = [look_up(two, none) for two in pairwise(merged)]
-        while due:
-            best = min(due)
-            if best[0] != _NO_MERGE and drops.draw():
-                place, best = _first_not_dropped(due, drops)
-            else:
-                place = due.index(best)
-            if best[0] == _NO_MERGE:
-                break
-            merged[place : place + 2] = [best[1]]
-            del due[place]
-            if place > 0:
-                due[place - 1] = look_up((merged[place - 1], merged[place]), none)
-            if place < len(due):
-                due[place] = look_up((merged[place], merged[place + 1]), none)
-        return merged
-
-
-class Chunk(NamedTuple):
-    """A stretch of text without spaces: its ids, the symbols of its words before any merge, and how many merges."""
-
-    ids: Ids
-    words: tuple[Ids, ...]
-    merges: int
-
-
-class Drops:
-    """A stream of yes (drop) and no, drawn as the gaps between one yes and the next: few drops need few draws."""
-
-    def __init__(self, dropout: float, rng: random.Random) -> None:
-        self._dropout = dropout
-        self._rng = rng
-        self._left = self._gap()
-
-    def draw(self) -> bool:
-        """Whether to drop the next merge."""
-        if self._left:
-            self._left -= 1
-            return False
-        self._left = self._gap()
-        return True
-
-    def spare(self, count: int) -> bool:
-        """Takes `count` answers at once if all are no; else takes none and returns False."""
-        if self._left < count:
-            return False
-        self._left -= count
-        return True
-
-    def _gap(self) -> int:
-        if self._dropout == 0:
-            return _NO_MERGE
-        if self._dropout == 1:
-            return 0
-        return int(math.log(1.0 - self._rng.random()) / math.log1p(-self._dropout))
-
-
-def _first_not_dropped(due: list[tuple[int, int]], drops: Drops) -> tuple[int, tuple[int, int]]:
-    """Goes on through the merges that are due, best first, after the first of them was dropped."""
-    places = sorted(range(len(due)), key=due.__getitem__)[1:]
-    for place in places:
-        if due[place][0] == _NO_MERGE or not drops.draw():
-            return place, due[place]
-    return 0, (_NO_MERGE, 0)
+        while True:
+            pairs = ((place, self.ranks.get(pair)) for place, pair in enumerate(pairwise(merged)))
+            due = [(merge, place) for place, merge in pairs if merge is not None and rng.random() >= dropout]
+            if not due:
+                return merged
+            (_, made), place = min(due)
+            merged[place : place + 2] = [made]
 
 
 def _build_backend(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], pretokenized: bool) -> Backend:

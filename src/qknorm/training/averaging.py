@@ -5,7 +5,7 @@ from pathlib import Path
 
 from qknorm.errors import InputError
 from qknorm.training.checkpoint import average_checkpoints, list_steps, save_weights
-from qknorm.training.metrics import BLEU, NATS, Measure, read_metrics
+from qknorm.training.metrics import BLEU, NATS, Criterion, read_metrics
 from qknorm.training.run_folder import LANGUAGE_MODEL, task_of
 
 
@@ -23,8 +23,8 @@ def average(
     return path, steps
 
 
-def choose_steps(run: Path, last: int | None, best: int | None, measure: Measure) -> list[int]:
-    """The checkpoints asked for, the best by `measure`; all that are kept if nothing is said."""
+def choose_steps(run: Path, last: int | None, best: int | None, criterion: Criterion) -> list[int]:
+    """The checkpoints asked for, the best by `criterion`; all that are kept if nothing is said."""
     steps = list_steps(run)
     if last is not None and best is not None:
         raise InputError("give --last or --best, not both")
@@ -36,7 +36,7 @@ def choose_steps(run: Path, last: int | None, best: int | None, measure: Measure
     if count > len(steps):
         raise InputError(f"{run} keeps {len(steps)} checkpoints, not {count}; train with a larger --training.keep")
     if best:
-        found = {row["step"]: row[measure.field] for row in read_metrics(run) if row["kind"] == "evaluation"}
-        scores = {step: measure.score(value) for step, value in found.items() if value is not None}
+        found = {row["step"]: row[criterion.field] for row in read_metrics(run) if row["kind"] == "evaluation"}
+        scores = {step: criterion.score(value) for step, value in found.items() if value is not None}
         steps = sorted(sorted(steps, key=lambda step: -scores.get(step, -math.inf))[:count])
     return steps[-count:]

@@ -27,13 +27,11 @@ PANEL_INCHES = (5.6, 3.5)
 SMOOTH_FROM = 60
 
 
-def draw_curves(run_or_metrics: Path | Rows, path: Path) -> None:
-    """Draws the metrics of a run folder, or the given ones, as a PNG; panels without data are left out."""
-    rows = read_metrics(run_or_metrics) if isinstance(run_or_metrics, Path) else run_or_metrics
-    panels = _panels(rows)
+def draw_curves(run: Path, path: Path) -> None:
+    """Draws the metrics of a run folder; panels without data are left out."""
+    panels = _panels(read_metrics(run))
     if not panels:
-        named = run_or_metrics / METRICS_FILE if isinstance(run_or_metrics, Path) else "the metrics given"
-        raise InputError(f"there is nothing to draw in {named}; train for at least one evaluation first")
+        raise InputError(f"there is nothing to draw in {run / METRICS_FILE}; train for at least one evaluation first")
     columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
@@ -45,9 +43,16 @@ def draw_curves(run_or_metrics: Path | Rows, path: Path) -> None:
         first = first or axes
         draw(axes)
         _dress(axes)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a picture in the format of its suffix, .png or .svg."""
+    kind = path.suffix[1:].lower()
+    about = {"Date": None} if kind == "svg" else {}  # the same picture is the same file
     try:
         with atomic_path(path) as partial:
-            figure.savefig(partial, format="png")
+            figure.savefig(partial, format=kind, metadata=about)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; make room or get write access") from error
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from qknorm.config import Decoding
 from qknorm.decoding.graphs import Graphs
 from qknorm.decoding.recorded_search import RecordedSearch, addresses_of
-from qknorm.decoding.results import Hypothesis, Progress
+from qknorm.decoding.results import Hypothesis
 from qknorm.decoding.translate import evaluating, translate_ids
 from qknorm.models.translator import Translator
+from qknorm.progress import Progress
 from qknorm.scoring.repeated import RepeatedBleu
 from qknorm.text.batching import Arrays, collate, plan_batches
 from qknorm.text.prepared import PreparedData, Split
@@ -53,7 +54,7 @@ class Evaluator:
         self._settings, self._tokenizer, self._precision = settings, data.tokenizer, precision
         rows = data.split(split)
         self.recorded: RecordedSearch | None = None
-        self._loss = DevLoss(rows)
+        self.loss = DevLoss(rows)
         count = min(len(rows), sentences or len(rows))
         self._sources = [rows.source[i].tolist() for i in range(count)]
         self._bleu = RepeatedBleu(
@@ -63,15 +64,11 @@ class Evaluator:
     def __call__(self, model: Translator, progress: Progress | None = None) -> Evaluation:
         """Leaves the model as it was."""
         found = self.search(model, progress)
-        sums = self._loss.begin(model)  # computed while the host counts words
+        sums = self.loss.begin(model)  # computed while the host counts words
         translations = self.texts(found)
         bleu = self.bleu(translations)
-        loss = self._loss.read(sums)
+        loss = self.loss.read(sums)
         return Evaluation(loss, math.exp(min(loss, 700.0)), bleu, translations)
-
-    def loss(self, model: Translator) -> float:
-        """Cross-entropy in nats a token."""
-        return self._loss(model)
 
     def search(self, model: Translator, progress: Progress | None = None) -> list[list[Hypothesis]]:
         """What the model finds for every source."""

@@ -15,7 +15,7 @@ from qknorm.text.characters import CharacterText
 from qknorm.text.prepared import PreparedData
 from qknorm.training.checkpoint import list_steps
 from qknorm.training.language_modelling import LanguageModelTask
-from qknorm.training.language_run import LanguageModelAbout, create_language_run, read_language_run
+from qknorm.training.language_run import create_language_run, read_language_run
 from qknorm.training.leftovers import alone_in
 from qknorm.training.loop import Observer, Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
@@ -72,7 +72,7 @@ def train(
         training, task = own.training, kind.task(own, facts, opened)
         recorder = None
         if team.leads:
-            recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet, measure=task.measure)
+            recorder = Recorder(run, tensorboard=training.tensorboard, quiet=quiet, criterion=task.criterion)
         try:
             trainer = Trainer(run, training, task, team, recorder, observer)
             if recorder is not None and not resume:
@@ -149,7 +149,7 @@ def _open_prepared(folder: Path) -> PreparedData:
 _FOLDER: Kind[PreparedData, Train, About] = Kind(
     "prepared folder", TRANSLATOR, "low-resource", Train, _open_prepared, create_run, read_run, TranslationTask
 )
-_TEXT: Kind[CharacterText, TrainLanguageModel, LanguageModelAbout] = Kind(
+_TEXT: Kind[CharacterText, TrainLanguageModel, Facts] = Kind(
     "text file",
     LANGUAGE_MODEL,
     "character-lm",

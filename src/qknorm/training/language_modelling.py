@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 
 from qknorm.config import TrainLanguageModel
 from qknorm.models.language_model import LanguageModel
+from qknorm.progress import Progress
 from qknorm.text.characters import CharacterText
-from qknorm.training.language_run import LanguageModelAbout, build_language_model, split_text
+from qknorm.training.language_run import build_language_model, split_text
 from qknorm.training.metrics import NATS
 from qknorm.training.objective import next_token_loss
+from qknorm.training.run_folder import Facts
 from qknorm.training.step import BatchTensors, Objective
-from qknorm.training.task import Measured, Progress
+from qknorm.training.task import Measured
 
 EVALUATED_AT_ONCE = 8_192
 """Characters in a batch of an evaluation."""
@@ -94,9 +96,9 @@ def held_out_loss(model: LanguageModel, ids: NDArray[np.integer], progress: Prog
 class LanguageModelTask:
     """Trains a language model on a text, whose end is held out as the dev set."""
 
-    measure = NATS
+    criterion = NATS
 
-    def __init__(self, settings: TrainLanguageModel, about: LanguageModelAbout, text: CharacterText) -> None:
+    def __init__(self, settings: TrainLanguageModel, about: Facts, text: CharacterText) -> None:
         self._settings, self._about, self._text = settings, about, text
         self._train, self._dev = split_text(text, settings)
         self._model: LanguageModel

@@ -1,6 +1,6 @@
 """The run folder of a language model: as whole as a translator's, and laid out and read by the same code."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,6 @@ from qknorm.training.run_folder import (
 )
 
 
-@dataclass(frozen=True)
-class LanguageModelAbout(Facts):
-    """The facts of a language model."""
-
-
 def split_text(text: CharacterText, settings: TrainLanguageModel) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """The ids to train on and those to evaluate on; refuses a text that is too short for either."""
     train, dev = text.split(settings.training.held_out)
@@ -51,10 +46,10 @@ def split_text(text: CharacterText, settings: TrainLanguageModel) -> tuple[NDArr
     return train, dev
 
 
-def create_language_run(run: Path, settings: TrainLanguageModel, text: CharacterText) -> LanguageModelAbout:
+def create_language_run(run: Path, settings: TrainLanguageModel, text: CharacterText) -> Facts:
     """Lays out a new run folder for a language model."""
     split_text(text, settings)  # what is refused leaves no folder
-    about = LanguageModelAbout(
+    about = Facts(
         vocabulary=text.tokenizer.size,
         scale_init=start_of_scale(settings.model, settings.model.context),
         scale_length=settings.model.context,
@@ -67,15 +62,15 @@ def create_language_run(run: Path, settings: TrainLanguageModel, text: Character
     return about
 
 
-def read_language_run(run: Path) -> tuple[TrainLanguageModel, LanguageModelAbout]:
+def read_language_run(run: Path) -> tuple[TrainLanguageModel, Facts]:
     """The settings and facts of a language model; refuses other runs and what is no run, as `read_run` does."""
     facts = read_facts(run)
     if facts.pop("task", None) != LANGUAGE_MODEL:
         raise InputError(f"{run} is a translator, not a language model; translate with qknorm translate {run}")
-    return read_own_settings(run, TrainLanguageModel), known_facts(run, LanguageModelAbout, facts)
+    return read_own_settings(run, TrainLanguageModel), known_facts(run, Facts, facts)
 
 
-def build_language_model(settings: TrainLanguageModel, about: LanguageModelAbout) -> LanguageModel:
+def build_language_model(settings: TrainLanguageModel, about: Facts) -> LanguageModel:
     """A fresh model of a run's settings."""
     return LanguageModel(about.vocabulary, settings.model, scale_init=about.scale_init)
 

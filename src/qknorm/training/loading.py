@@ -6,8 +6,7 @@ from typing import Any
 from qknorm.errors import InputError
 from qknorm.training.checkpoint import Which
 from qknorm.training.language_run import load_generator
-from qknorm.training.run_folder import LANGUAGE_MODEL, task_of
-from qknorm.training.run_folder import load as load_translator
+from qknorm.training.run_folder import LANGUAGE_MODEL, load_translator, task_of
 
 
 def load(

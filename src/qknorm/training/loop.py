@@ -18,7 +18,7 @@ from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
 from qknorm.training.fast import choose_fast
 from qknorm.training.interruption import Interruption
-from qknorm.training.metrics import BLEU, Measure
+from qknorm.training.metrics import BLEU, Criterion
 from qknorm.training.parallel import Team
 from qknorm.training.record import Recorder, read_metrics
 from qknorm.training.run_folder import clear_half_written
@@ -58,7 +58,7 @@ class Outcome:
     best_score: float
     seconds: float
     interrupted: bool = False
-    measure: Measure = BLEU
+    criterion: Criterion = BLEU
     """What the score is."""
 
 
@@ -92,8 +92,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         settings, device = self.settings, self.team.device
-        self.measure = self.task.measure
-        self.place.best_score = self.measure.worst
+        self.criterion = self.task.criterion
+        self.place.best_score = self.criterion.worst
         torch.manual_seed(settings.seed)
         self.model = self.task.build_model(device)
         self.spread = parallel.spread(self.model, self.team, settings.parallel)
@@ -147,7 +147,7 @@ class Trainer:
             place.best_score,
             self._elapsed(),
             interrupted=reason is None,
-            measure=self.measure,
+            criterion=self.criterion,
         )
 
     def _take_step(self) -> None:
@@ -243,8 +243,8 @@ class Trainer:
         if result is None:
             self._give_up(math.nan)
         place.evaluations, self._evaluated_step = place.evaluations + 1, place.step
-        score = self.measure.score(result.value)
-        better = score > self.measure.score(place.best_score)
+        score = self.criterion.score(result.value)
+        better = score > self.criterion.score(place.best_score)
         if better:
             place.best_score, place.best_step, place.since_best = result.value, place.step, 0
         else:
@@ -290,7 +290,7 @@ class Trainer:
         if self.rate.ended(place.step):
             return f"the learning rate fell under its floor ({training.schedule.floor:g})"
         if training.stop_after is not None and place.since_best >= training.stop_after:
-            return f"{self.measure.stagnation} for {training.stop_after} evaluations"
+            return f"{self.criterion.stagnation} for {training.stop_after} evaluations"
         if training.max_minutes is not None and self._agreed(self._elapsed() >= 60 * training.max_minutes):
             return f"reached training.max_minutes ({training.max_minutes:g})"
         return None
@@ -335,7 +335,7 @@ class Trainer:
             self._give_up(float(self.stepper.sums[0]))
         snapshot = take_snapshot(self.spread, self.stepper.optimizer, self.stepper.sums, self._saves_beside)
         place = asdict(self.place)
-        if place["best_score"] == self.measure.worst:
+        if place["best_score"] == self.criterion.worst:
             place["best_score"] = None  # JSON has no infinity
         state = {"place": place, "rate": {"factor": self.rate.factor, "scores": list(self.rate.scores)}}
 
@@ -372,7 +372,7 @@ class Trainer:
         if self.team.leads and sums.isfinite().all() and sums[4] == 0:  # bad steps of the past must not stop us again
             self.stepper.sums.copy_(sums)
         place = found.state["place"]
-        place["best_score"] = self.measure.worst if place["best_score"] is None else place["best_score"]
+        place["best_score"] = self.criterion.worst if place["best_score"] is None else place["best_score"]
         self.place, self._saved_step, self._evaluated_step = Place(**place), found.step, found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()

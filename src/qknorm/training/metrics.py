@@ -15,7 +15,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Measure:
+class Criterion:
     """The number of an evaluation that says which model is the best, and how it is shown."""
 
     name: str
@@ -42,8 +42,8 @@ class Measure:
         return f"dev {self.name} has not {'risen' if self.higher_is_better else 'fallen'}"
 
 
-BLEU = Measure("BLEU", True, "{:.2f}".format, "BLEU", "dev_bleu", 2)
-NATS = Measure(
+BLEU = Criterion("BLEU", True, "{:.2f}".format, "BLEU", "dev_bleu", 2)
+NATS = Criterion(
     "loss",
     False,
     lambda loss: f"{loss:.4f} nats ({loss / math.log(2):.4f} bits) a character",

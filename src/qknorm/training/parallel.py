@@ -133,6 +133,8 @@ class SpreadModel:
     ) -> None:
         """Puts back, in place, what `weights` and `moments` gave; refuses those of a model of another make."""
         held = self.inner.state_dict()
+        # checkpoints from before a fixed p was saved lack it; the settings have it
+        weights = {name: value for name, value in held.items() if name.endswith(".p_fixed")} | dict(weights)
         misfit = next((n for n in held if n not in weights or weights[n].numel() != held[n].numel()), None)
         if misfit is not None or len(weights) != len(held):
             what = misfit or "the number of tensors"

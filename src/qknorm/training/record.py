@@ -15,7 +15,7 @@ from rich.text import Text
 from qknorm.training.metrics import (
     BLEU,
     METRICS_FILE,
-    Measure,
+    Criterion,
     MetricsFile,
     TensorBoardFile,
     read_metrics,
@@ -44,11 +44,11 @@ class Recorder:
         tensorboard: bool = False,
         quiet: bool = False,
         console: Console | None = None,
-        measure: Measure = BLEU,
+        criterion: Criterion = BLEU,
     ) -> None:
         self._curves = TensorBoardFile(run / "tensorboard") if tensorboard else None
         self._metrics = MetricsFile(run / METRICS_FILE)
-        self._display = _Display(console or Console(highlight=False), quiet, measure)
+        self._display = _Display(console or Console(highlight=False), quiet, criterion)
 
     def log_step(
         self,
@@ -81,7 +81,7 @@ class Recorder:
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Writes an evaluation down and prints it as a row of a table.
 
-        Known fields: step, epoch, loss, dev_loss, that of the measure, learning_rate, seconds, best, scales; any may
+        Known fields: step, epoch, loss, dev_loss, that of the criterion, learning_rate, seconds, best, scales; any may
         be absent but the step, and any other may be added.
         """
         self._write({"kind": "evaluation", **row}, durable=True)
@@ -133,8 +133,8 @@ Field = tuple[str, str, str]  # what stands before the value, the value, what st
 class _Display:
     """A live line below a growing table; where there is no terminal, a plain line every few seconds."""
 
-    def __init__(self, console: Console, quiet: bool, measure: Measure) -> None:
-        self._columns = _columns(measure)
+    def __init__(self, console: Console, quiet: bool, criterion: Criterion) -> None:
+        self._columns = _columns(criterion)
         self._console = console
         self._quiet = quiet
         self._live: Live | None = None
@@ -230,13 +230,13 @@ class _Column(NamedTuple):
         return "-" if row.get(self.field) is None else self.form(row[self.field])
 
 
-def _columns(measure: Measure) -> list[_Column]:
+def _columns(criterion: Criterion) -> list[_Column]:
     return [
         _Column("step", 8, "step", "{:,}".format),
         _Column("epoch", 5, "epoch", "{:,}".format),
         _Column("loss", 6, "loss", "{:.3f}".format),
         _Column("dev loss", 8, "dev_loss", "{:.3f}".format),
-        _Column(measure.column, max(6, len(measure.column)), measure.field, f"{{:.{measure.digits}f}}".format),
+        _Column(criterion.column, max(6, len(criterion.column)), criterion.field, f"{{:.{criterion.digits}f}}".format),
         _Column("lr", 7, "learning_rate", _rate),
         _Column("scale g", 11, "scales", _span),
         _Column("time", 8, "seconds", _clock),

@@ -21,6 +21,7 @@ from qknorm.decoding.translate import TextTranslator
 from qknorm.errors import InputError
 from qknorm.models import quantized
 from qknorm.models.translator import Translator, start_of_scale
+from qknorm.specials import END
 from qknorm.text.prepared import PreparedData
 from qknorm.text.subwords import Tokenizer
 from qknorm.training.checkpoint import Which, load_model_weights
@@ -192,12 +193,21 @@ def _damaged(run: Path, error: Exception) -> InputError:
     return InputError(f"{run} is damaged ({error}); train again, or restore it from a copy")
 
 
+def allowed_types(settings: Train, data: PreparedData) -> Tensor | None:
+    """Marks the types that a model may produce: those in the training text, and the end; None where it may all."""
+    if not settings.model.logit_mask:
+        return None
+    allowed = torch.from_numpy(data.target_types.copy())
+    allowed[END] = True  # every sentence may
+    return allowed
+
+
 def build_model(settings: Train, about: About, allowed: Tensor | None = None) -> Translator:
     """A fresh model of a run's settings."""
     return Translator(about.vocabulary, settings.model, scale_init=about.scale_init, allowed=allowed)
 
 
-def load(
+def load_translator(
     run: str | Path,
     *,
     checkpoint: Which | Path = "best",
@@ -212,7 +222,7 @@ def load(
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision} is not known; use {' or '.join(PRECISIONS)}")
-    _check_quantize(quantize, precision)
+    check_quantize(quantize, precision)
     run, place = Path(run), choose_device("cpu" if quantize and device is None else device)
     settings, about = read_run(run)
     model = build_model(settings, about)
@@ -231,7 +241,8 @@ def load(
     )
 
 
-def _check_quantize(quantize: str | None, precision: str) -> None:
+def check_quantize(quantize: str | None, precision: str = "float32") -> None:
+    """Refuses a kind that is not known, or that does not go with the precision."""
     if quantize not in (None, *quantized.KINDS):
         raise InputError(f"quantize {quantize} is not known; use {' or '.join(quantized.KINDS)}, or leave it out")
     if quantize and precision != "float32":

@@ -1,6 +1,5 @@
 """One step of training: forward, backward, clip, update. On a GPU each shape of batch is recorded once and replayed."""
 
-import importlib.util
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from qknorm.attention.availability import HAS_TRITON
 from qknorm.config import Optimisation
 from qknorm.specials import END
 from qknorm.training.fast import Fast, FastStep
 from qknorm.training.memory import keep_freed_memory
-from qknorm.training.objective import Losses, label_smoothed_loss
+from qknorm.training.objective import Losses
 
 WIDTH_FOR_BFLOAT16 = 256
 
@@ -51,7 +51,7 @@ class TrainingStep:
         inner: nn.Module,
         settings: Optimisation,
         device: torch.device,
-        objective: Objective | None = None,
+        objective: Objective,
         fast: Fast | None = None,
     ) -> None:
         self.model, self._inner, self._settings, self.device = model, inner, settings, device
@@ -76,11 +76,7 @@ class TrainingStep:
         self._weight = torch.zeros((), device=device)
         alone = model is inner and not hasattr(next(model.parameters()), "full_tensor")  # nor a share of a model
         self._recorded = Recordings(device) if cuda and alone else None
-        # without one, what a translator is trained by
-        self._loss, self._loss_arguments = objective or Objective(
-            label_smoothed_loss,
-            (inner.allowed, settings.label_smoothing),  # type: ignore[attr-defined]
-        )
+        self._loss, self._loss_arguments = objective
         fast = fast if fast is not None and alone and FastStep.applies(inner, fast) else Fast()
         if choose_compile(settings, device) and settings.parallel != "fsdp" and not fast.model:
             inner.compile_layers()  # type: ignore[operator]
@@ -236,7 +232,7 @@ def choose_compile(settings: Optimisation, device: torch.device) -> bool:
     """Whether layers are compiled: as the settings say, or on a GPU where compilers are at hand."""
     if settings.compile is not None:
         return settings.compile
-    tools = importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
+    tools = HAS_TRITON and any(map(shutil.which, ("cc", "gcc", "clang")))
     return device.type == "cuda" and tools
 
 

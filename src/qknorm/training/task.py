@@ -1,16 +1,16 @@
 """What the loop must know of what it trains, and nothing more: so one loop trains translators and language models."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
 from qknorm.models.language_model import LanguageModel
 from qknorm.models.translator import Translator
-from qknorm.training.metrics import Measure
+from qknorm.progress import Progress
+from qknorm.training.metrics import Criterion
 from qknorm.training.step import BatchTensors, Objective
 
-Progress = Callable[[str, int, int | None], None]
 AnyModel = Translator | LanguageModel
 
 
@@ -48,7 +48,7 @@ class Task(Protocol):
     """A model to train, what it learns from, its loss, and how good it is."""
 
     @property
-    def measure(self) -> Measure:
+    def criterion(self) -> Criterion:
         """What tells a better model from a worse one."""
 
     def build_model(self, device: torch.device) -> AnyModel:

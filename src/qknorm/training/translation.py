@@ -9,15 +9,15 @@ import torch
 from qknorm.config import Train, Training
 from qknorm.errors import InputError
 from qknorm.models.translator import Translator
-from qknorm.specials import END
+from qknorm.progress import Progress
 from qknorm.text.batching import TrainingBatches
 from qknorm.text.prepared import PreparedData
 from qknorm.training.evaluation import Evaluator
 from qknorm.training.metrics import BLEU
 from qknorm.training.objective import label_smoothed_loss
-from qknorm.training.run_folder import About, build_model
+from qknorm.training.run_folder import About, allowed_types, build_model
 from qknorm.training.step import BatchTensors, Objective, choose_precision
-from qknorm.training.task import Measured, Progress
+from qknorm.training.task import Measured
 
 STAGED_BYTES = 1 << 30
 """Batches are kept on the device for later epochs while they take less than this."""
@@ -100,7 +100,7 @@ class PairBatches:
 class TranslationTask:
     """Trains a translator on prepared data."""
 
-    measure = BLEU
+    criterion = BLEU
 
     def __init__(self, settings: Train, about: About, data: PreparedData) -> None:
         self._settings, self._about, self._data = settings, about, data
@@ -108,9 +108,7 @@ class TranslationTask:
         self._evaluator: Evaluator
 
     def build_model(self, device: torch.device) -> Translator:
-        allowed = torch.from_numpy(self._data.target_types.copy()) if self._settings.model.logit_mask else None
-        if allowed is not None:
-            allowed[END] = True  # every sentence may
+        allowed = allowed_types(self._settings, self._data)
         self._model = build_model(self._settings, self._about, allowed).to(device)
         precision = torch.float32
         if device.type == "cuda":  # where half precision halves the time, and a model has learned in it

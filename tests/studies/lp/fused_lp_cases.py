@@ -1,4 +1,4 @@
-"""Models side by side through our own kernels learn what plain ones learn; in Triton's interpreter."""
+"""Models in one stack through our own kernels learn what plain ones learn; in Triton's interpreter."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from lp_cases import tiny_study
 from test_lp_training import DOT_PRODUCT, LEARNED, TEXT, THREE, check_against_plain, losses
 
 from qknorm.studies.lp.design import Run
-from qknorm.studies.lp.side_by_side import FusedSideBySide
+from qknorm.studies.lp.stack import FusedStack
 from qknorm.studies.lp.training import Execution, make_stack, train_stack
 
 FUSED = Execution(layers="fused")
@@ -19,7 +19,7 @@ def test_fused_layers_learn_what_plain_ones_learn(runs: list[Run]) -> None:
 
 def test_a_step_without_finite_gradients_is_left_out_and_counted() -> None:
     stack = make_stack(THREE[:2], tiny_study(iterations=3, batch=2, context=8), TEXT, FUSED)
-    assert isinstance(stack, FusedSideBySide)
+    assert isinstance(stack, FusedStack)
     stack.run(1)
     assert stack.skipped_steps() == [0, 0]
     before = {number: stack.state(number)["words"].clone() for number in range(2)}
@@ -27,7 +27,8 @@ def test_a_step_without_finite_gradients_is_left_out_and_counted() -> None:
     flat = stack._steps[1].flat
     assert flat is not None
     flat.gradients[0] = torch.nan
-    stack._update(1e-2)
+    for step in stack._steps:
+        stack._update(step, 1e-2)
     assert stack.skipped_steps() == [0, 1]
     assert not torch.equal(stack.state(0)["words"], before[0]) and torch.equal(stack.state(1)["words"], before[1])
 

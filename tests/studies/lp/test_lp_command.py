@@ -82,7 +82,7 @@ def test_an_interrupt_tells_how_to_go_on(
         assert find_holder(folder.path) is not None
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_lp, "run_missing", stop)
+    monkeypatch.setattr("qknorm.studies.lp.work.run_missing", stop)
     with pytest.raises(SystemExit) as end:
         study(text, tmp_path / "a")
     told = capsys.readouterr()
@@ -113,7 +113,7 @@ def test_a_study_that_loses_its_claim_says_so_and_goes_on(
 
     monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(study_lp, "warn", warn)
-    monkeypatch.setattr(study_lp, "run_missing", lose_then_work)
+    monkeypatch.setattr("qknorm.studies.lp.work.run_missing", lose_then_work)
     monkeypatch.setattr("qknorm.studies.lp.report.draw_all", lambda *_: {})
     study(text, tmp_path / "a", "--folds", "0", "--p", "2", "--arms", "same-scale")
     assert (
@@ -129,7 +129,7 @@ def test_a_study_that_loses_its_claim_says_so_and_goes_on(
         (["--folds", "7"], "folds go from 0 to 2"),
         (["--stack", "0"], "--stack is 0"),
         (["--max-minutes", "nan"], "--max-minutes is nan"),
-        (["--device", "tpu"], "no device 'tpu'"),
+        (["--device", "tpu"], "--device tpu is no device"),
         (["--device", "meta"], "cpu or cuda"),
         (["--fold-count", "1"], "fold_count"),
         (["--model.attention.p", "3"], "--arms and --p instead"),
@@ -145,8 +145,9 @@ def test_bad_words_are_one_sentence(text: Path, tmp_path: Path, words: list[str]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no GPU"):
-        study(text, tmp_path / "a", "--device", "cuda")
+    for device in ("cuda", "cuda:7"):
+        with pytest.raises(InputError, match="no GPU"):
+            study(text, tmp_path / "a", "--device", device)
 
 
 def test_the_command_on_the_page_can_be_typed(tmp_path: Path) -> None:

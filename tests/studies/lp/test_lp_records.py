@@ -18,7 +18,7 @@ from qknorm.studies.lp.design import (
     parse_folds,
     plan_runs,
 )
-from qknorm.studies.lp.records import Point, Record, StudyFolder, write_curves
+from qknorm.studies.lp.records import Point, Record, StudyFolder, read_about, write_curves
 from qknorm.studies.lp.training import Execution
 from qknorm.studies.lp.work import News, Plan, _Clock, make_stacks, name_stack, run_missing
 
@@ -119,16 +119,28 @@ def test_no_folder_and_a_damaged_one(tmp_path: Path) -> None:
         StudyFolder.open(tmp_path)
 
 
+def test_files_of_another_format_are_told_as_such(tmp_path: Path) -> None:
+    folder = run_all(tmp_path, RUNS[:1])
+    for file, read in (
+        (folder.file_of(RUNS[0]), folder.records),
+        (tmp_path / "study.json", lambda: read_about(tmp_path)),
+    ):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 2}))
+        with pytest.raises(InputError, match=f"{file.name} has format 2, this version of qknorm reads 1; move it away"):
+            read()
+
+
 def test_records_survive_their_file_even_without_numbers(tmp_path: Path) -> None:
     folder = StudyFolder.create_or_open(tmp_path, tiny_study(), TEXT)
     curve = (Point(0, 4.25, math.nan, scales=(1.5, 2.0)), Point(6, math.nan, math.inf, p=(2.5,)))
-    record = Record(Run("infinity", math.inf, 2), folder.about.fingerprint, curve, 1.25, {"device": "none"}, 7)
+    made_by = {"device": "none", "together": "stacked", "layers": "compiled"}  # ways that there once were
+    record = Record(Run("infinity", math.inf, 2), folder.about.fingerprint, curve, 1.25, made_by, 7)
     folder.add(record)
     (back,) = folder.records()
     assert (back.run, back.curve[0].scales, back.curve[1].p) == (record.run, (1.5, 2.0), (2.5,))
     assert math.isnan(back.curve[1].validation)
     assert back.final == math.inf and back.best == 4.25
-    assert back.skipped_steps == 7
+    assert back.skipped_steps == 7 and back.made_by == made_by
     content = json.loads(folder.file_of(record.run).read_text(), parse_constant=pytest.fail)
     del content["skipped_steps"]
     folder.file_of(record.run).write_text(json.dumps(content))

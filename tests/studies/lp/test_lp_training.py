@@ -1,4 +1,4 @@
-"""Training together is training alone: side by side, stacked, and beside a loop written down plainly."""
+"""Training together is training alone, beside a loop written down plainly."""
 
 import math
 from collections.abc import Iterator
@@ -10,22 +10,18 @@ import torch
 from lp_cases import tiny_study, tiny_text
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend
 
 from interpreted import run_in_interpreter
 from qknorm.attention import attend_with_weights
-from qknorm.errors import InputError
 from qknorm.models.language_model import LanguageModel
 from qknorm.studies.lp.design import LpStudy, Run, run_seed
 from qknorm.studies.lp.evaluation import Evaluator, entropy_and_saturation
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
 from qknorm.studies.lp.records import Record
-from qknorm.studies.lp.side_by_side import SideBySide
-from qknorm.studies.lp.stack import learning_rates
-from qknorm.studies.lp.stacked import KERNELS, Stacked
-from qknorm.studies.lp.training import Execution, evaluation_points, make_stack, train_stack
+from qknorm.studies.lp.stack import Stack, learning_rates
+from qknorm.studies.lp.training import Execution, evaluation_points, train_stack
 
-SIDE_BY_SIDE, STACKED = Execution(), Execution(together="stacked")
+PLAIN = Execution()
 TEXT = tiny_text()
 
 
@@ -62,7 +58,6 @@ def train_plainly(run: Run, study: LpStudy) -> tuple[list[float], LanguageModel]
     return seen, model
 
 
-@pytest.mark.parametrize("execution", [SIDE_BY_SIDE, STACKED], ids=["side by side", "stacked"])
 @pytest.mark.parametrize(
     "runs",
     [
@@ -73,9 +68,9 @@ def train_plainly(run: Run, study: LpStudy) -> tuple[list[float], LanguageModel]
     ],
     ids=["p = 3", "dot product", "learned p", "infinity"],
 )
-def test_together_is_alone(runs: list[Run], execution: Execution) -> None:
+def test_together_is_alone(runs: list[Run]) -> None:
     study = tiny_study(learning_rate=1e-2, clip=0.5)
-    together = train_stack(runs, study, TEXT, execution)
+    together = train_stack(runs, study, TEXT, PLAIN)
     for record, run in zip(together, runs, strict=True):
         plain, model = train_plainly(run, study)
         expected = [sum(plain[:4]) / 4, sum(plain[4:]) / 2]
@@ -101,22 +96,19 @@ def check_against_plain(runs: list[Run], study: LpStudy, execution: Execution) -
 
 
 @pytest.mark.parametrize(
-    ("execution", "context"),
+    "execution",
     [
-        (Execution("cuda", streams=1), 12),
-        (Execution("cuda", streams=2), 12),
-        (Execution("cuda", layers="fused"), 12),
-        (Execution("cuda", layers="fused", streams=3), 12),
-        (Execution("cuda", layers="compiled"), 12),
-        *((Execution("cuda", "stacked"), context) for context in (12, 13, 32, 33)),
-        (Execution("cuda", "stacked", "compiled"), 13),
+        Execution("cuda", streams=1),
+        Execution("cuda", streams=2),
+        Execution("cuda", layers="fused"),
+        Execution("cuda", layers="fused", streams=3),
     ],
     ids=str,
 )
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution, context: int) -> None:
-    check_against_plain(THREE, tiny_study(context=context, learning_rate=1e-2, clip=0.5), execution)
+def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution) -> None:
+    check_against_plain(THREE, tiny_study(learning_rate=1e-2, clip=0.5), execution)
 
 
 @pytest.mark.gpu
@@ -124,8 +116,6 @@ def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution, context: i
 @pytest.mark.parametrize(
     ("execution", "run", "context"),
     [
-        *((Execution("cuda", "stacked"), run, 13) for run in (THREE[0], DOT_PRODUCT, LEARNED)),
-        (Execution("cuda", "stacked"), THREE[0], 32),
         (Execution("cuda"), THREE[0], 13),
         *((Execution("cuda", layers="fused"), run, 32) for run in (THREE[0], DOT_PRODUCT, LEARNED)),
     ],
@@ -133,28 +123,10 @@ def test_recorded_steps_on_a_gpu_are_plain_ones(execution: Execution, context: i
 )
 def test_every_way_agrees_in_bfloat16_on_a_gpu(execution: Execution, run: Run, context: int) -> None:
     study = tiny_study(context=context, learning_rate=1e-2, clip=0.5)
-    expected = losses(train_stack([run], study, TEXT, SIDE_BY_SIDE)[0])
+    expected = losses(train_stack([run], study, TEXT, PLAIN)[0])
     assert expected[0] - expected[-1] > 0.05  # what is learned shows
     half = study.model_copy(update={"precision": "bfloat16"})
     assert losses(train_stack([run], half, TEXT, execution)[0]) == pytest.approx(expected, abs=1.5e-2)
-
-
-@pytest.mark.parametrize("context", [12, 13])
-def test_a_gpus_stack_attends_by_kernels_that_know_stacks(context: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float32 on a GPU takes plain products, here on the CPU; all kernels but these are closed to it."""
-    assert set(KERNELS) == {SDPBackend.FLASH_ATTENTION, SDPBackend.MATH}
-    monkeypatch.setattr("qknorm.studies.lp.stacked.KERNELS", [SDPBackend.MATH])
-    study = tiny_study(context=context, learning_rate=1e-2)
-    by_backend = []
-    for backend in ("reference", "sdpa"):
-        stack = make_stack(THREE, study, TEXT, STACKED)
-        assert isinstance(stack, Stacked)
-        for attention in stack._form.attentions().values():
-            attention.backend = backend
-        stack.run(5)
-        by_backend.append([stack.read_losses(), [stack.state(2)[name].norm().item() for name in stack.state(2)]])
-    assert by_backend[1][0] == pytest.approx(by_backend[0][0], abs=1e-5)
-    assert by_backend[1][1] == pytest.approx(by_backend[0][1], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -165,20 +137,19 @@ def test_steps_by_our_own_kernels_in_tritons_interpreter() -> None:
 def test_with_dropout_each_model_drops_what_it_drops_alone() -> None:
     study = tiny_study(dropout=0.3)
     runs = [Run("same-scale", 2.0, 0), Run("matched", 4.0, 1), Run("dot-product", None, 0)]
-    together = train_stack(runs, study, TEXT, SIDE_BY_SIDE)
+    together = train_stack(runs, study, TEXT, PLAIN)
     for record, run in zip(together, runs, strict=True):
-        assert losses(train_stack([run], study, TEXT, SIDE_BY_SIDE)[0]) == losses(record)
+        assert losses(train_stack([run], study, TEXT, PLAIN)[0]) == losses(record)
 
 
-@pytest.mark.parametrize("execution", [SIDE_BY_SIDE, STACKED], ids=["side by side", "stacked"])
-def test_pytorchs_parts_leave_out_no_step(execution: Execution) -> None:
+def test_pytorchs_parts_leave_out_no_step() -> None:
     study = tiny_study(iterations=2)
-    assert [record.skipped_steps for record in train_stack(THREE, study, TEXT, execution)] == [0, 0, 0]
+    assert [record.skipped_steps for record in train_stack(THREE, study, TEXT, PLAIN)] == [0, 0, 0]
 
 
 def test_records_tell_how_many_steps_each_model_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SideBySide, "skipped_steps", lambda self: [2, 0, 1])
-    records = train_stack(THREE, tiny_study(iterations=1), TEXT, SIDE_BY_SIDE)
+    monkeypatch.setattr(Stack, "skipped_steps", lambda self: [2, 0, 1])
+    records = train_stack(THREE, tiny_study(iterations=1), TEXT, PLAIN)
     assert [record.skipped_steps for record in records] == [2, 0, 1]
 
 
@@ -187,26 +158,19 @@ def test_a_fixed_seed_gives_fixed_losses_and_leaves_the_callers_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    first = train_stack([run], study, TEXT, SIDE_BY_SIDE)[0]
+    first = train_stack([run], study, TEXT, PLAIN)[0]
     assert torch.equal(torch.rand(3), expected)
-    assert losses(train_stack([run], study, TEXT, SIDE_BY_SIDE)[0]) == losses(first)
+    assert losses(train_stack([run], study, TEXT, PLAIN)[0]) == losses(first)
     other = tiny_study(dropout=0.2, seed=1)
-    assert losses(train_stack([run], other, TEXT, SIDE_BY_SIDE)[0]) != losses(first)
+    assert losses(train_stack([run], other, TEXT, PLAIN)[0]) != losses(first)
 
 
 def test_runs_on_a_fold_start_alike_whatever_their_p() -> None:
     study = tiny_study(iterations=1)
-    records = train_stack([Run("same-scale", p, 0) for p in (1.0, 4.0)], study, TEXT, SIDE_BY_SIDE)
+    records = train_stack([Run("same-scale", p, 0) for p in (1.0, 4.0)], study, TEXT, PLAIN)
     assert records[0].curve[0].scales == records[1].curve[0].scales
     fold_0, fold_1 = (run_seed(study, fold) for fold in (0, 1))
     assert fold_0 != fold_1
-
-
-def test_stacked_weights_refuse_what_they_cannot_do() -> None:
-    with pytest.raises(ValueError, match="one p"):
-        train_stack([Run("same-scale", 2.0, 0), Run("same-scale", 3.0, 0)], tiny_study(), TEXT, STACKED)
-    with pytest.raises(InputError, match="side-by-side"):
-        train_stack([Run("same-scale", 2.0, 0)], tiny_study(dropout=0.1), TEXT, STACKED)
 
 
 def test_validation_loss_is_the_mean_over_the_whole_block() -> None:

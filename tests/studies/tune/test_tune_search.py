@@ -106,12 +106,12 @@ def test_gains_are_told_against_the_mean_of_the_starts_seeds(search):
             end(trial, {"norm rms": 12.0, "heads 8": 11.5}.get(trial.system, 10.0))
     assert {each.name: gain for each, gain in found.gains().items() if gain > 0} == {"norm rms": 1.0, "heads 8": 0.5}
     assert found.best()[0].system == "norm rms"  # not the start, which alone has three seeds so far
-    assert any("The start's 3 seeds lie 4.00 BLEU apart" in line for line in write_report(found, "qknorm").summary)
+    assert any("The start's 3 seeds lie 4.00 BLEU apart" in line for line in write_report(found, "qknorm").page.summary)
     for stage in stages:
         for trial in stage:
             end(trial, {"norm rms": 8.0, "best 2 joined": 12.5}.get(trial.system, 10.0))
     assert [(trial.system, trial.seed) for trial in found.best()] == [("best 2 joined", 0), ("best 2 joined", 1)]
-    told = "\n".join(write_report(found, "qknorm").summary)
+    told = "\n".join(write_report(found, "qknorm").page.summary)
     assert "12.50 BLEU (+1.50 to the start" in told and "not chosen by: +0.50 to the start" in told
 
 
@@ -128,13 +128,13 @@ def test_a_start_without_a_result_joins_nothing_and_a_diverged_run_does_not_lead
     end(found.trials[-1], 99.0, status="diverged")
     assert found.gains() == {} and found.best()[0].system != found.trials[-1].system
     report = write_report(found, "qknorm study tune")
-    assert any("Not finished: 1 of" in line for line in report.summary)
+    assert any("Not finished: 1 of" in line for line in report.page.summary)
 
 
 def test_a_reference_that_is_better_is_told(search):
     found = search()
     walk(found, {"heads 8": 11.0, "reference": 12.5})
-    told = write_report(found, "qknorm").summary
+    told = write_report(found, "qknorm").page.summary
     assert told[0].startswith("Best of the search on dev: heads 8, 11.00 BLEU (+1.00 to the start, -1.50 to reference)")
     assert told[1] == "The reference, reference, is better: 12.50 BLEU."
 
@@ -155,7 +155,7 @@ def test_the_report_tells_what_helped_and_what_did_not(search, tmp_path):
     walk(found, {"heads 8": 11.0, "norm rms": 10.5, "positions rotary": 10.1, "best 2 joined": 9.0})
     end(found.best()[0], 11.0, averaged={"2": 11.5, "4": 10.9})
     report = write_report(found, "qknorm study tune --data x")
-    told = "\n".join(report.summary)
+    told = "\n".join(report.page.summary)
     assert "Best of the search on dev: heads 8, 11.00 BLEU (+1.00 to the start, +1.00 to reference)" in told
     assert "is better" not in told.replace("is better on dev", "")
     assert "Helped by more than 0.2 BLEU: heads 8 (+1.00), norm rms (+0.50)." in told

@@ -13,6 +13,9 @@ from qknorm.attention.norm import QKNorm
 See = Callable[[Tensor, Tensor, float, Tensor | None], None]
 """Told of one attention: q (b, h, t, d), k (b, kv, s, d), the scale of their logits, and which keys are visible."""
 
+HIDES_BELOW = -9_000.0
+"""An additive mask hides at this and below: −∞, a dtype's lowest number, or −10,000 (also as bfloat16 rounds it)."""
+
 
 class Shape(NamedTuple):
     """An attention module that can be changed: what to call it, and its heads."""
@@ -52,5 +55,4 @@ def own_norm(module: nn.Module) -> str | None:
 
 def visible_keys(mask: Tensor) -> Tensor:
     """A boolean mask, True = may attend, of one that is boolean, with that meaning, or additive."""
-    # an additive mask hides a key with −∞ or with the lowest number of its dtype; a bias is never near that
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else mask > HIDES_BELOW

@@ -6,6 +6,7 @@ and calls the implementation the model is set to, with a scale of 1. The rest of
 masks, caches, generation and `set_attn_implementation` go on as before. The cache holds keys that are not normalised.
 """
 
+import dis
 import importlib
 import inspect
 import math
@@ -19,12 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.attention.adopting.family import See, Shape, own_norm, visible_keys
-from qknorm.attention.adopting.saved import read_file
+from qknorm.attention.adopting.saved import PREFIXES, read_file
 from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
 
 NAME = "qknorm"
+_SEVERAL = "several"  # each attention has its own, in its state
 _DISPATCHING = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
+_NO_SCALE = (
+    "its eager attention divides by √d whatever scale it is given, so that QKNorm's logits would be wrong; "
+    "use another, by model.set_attn_implementation('sdpa')"
+)
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_query_heads")
 _HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
 
@@ -48,6 +54,8 @@ class HuggingFace:
         if hasattr(module, "qk_norm"):
             return "has a setting of its own called qk_norm"
         attention: Any = module
+        if AdoptedConfig(attention.config, type(module)).refusal() is not None:
+            return _NO_SCALE
         heads, head_dim = _first_number(attention, _HEADS), _first_number(attention, _HEAD_DIM)
         if heads is None:
             return f"how many heads {type(module).__name__} has is not known"
@@ -82,7 +90,9 @@ class AdoptedConfig:
         assert dispatcher is not None
         self._own(wrapped=wrapped, attention_class=attention_class)
         # models may bring an interface of their own, and always bring their own eager function
-        self._own(interface=dispatcher.__globals__["ALL_ATTENTION_FUNCTIONS"], eager=_eager_function(dispatcher))
+        eager = _eager_function(dispatcher)
+        self._own(interface=dispatcher.__globals__["ALL_ATTENTION_FUNCTIONS"], eager=eager)
+        self._own(eager_has_own_scale=eager is not None and not _reads(eager, "scaling"))
         importlib.import_module("transformers").AttentionInterface.register(NAME, _attend_as_configured)
 
     def _own(self, **values: object) -> None:
@@ -108,12 +118,18 @@ class AdoptedConfig:
         function: Callable[..., Any] = self.interface.get_interface(self.wrapped._attn_implementation, self.eager)
         return function
 
+    def refusal(self) -> str | None:
+        """Why the attention function the model is set to cannot be used: it takes no scale; None if it can."""
+        return _NO_SCALE if self.eager_has_own_scale and self.implementation() is self.eager else None
+
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None, **rest: Any
     ) -> Any:
         """Cosines times g instead of dot products times `scaling`."""
+        if (refusal := self.refusal()) is not None:
+            raise ValueError(f"{type(module).__name__}: {refusal}")
         norm: QKNorm = module.qk_norm
-        per_head = norm.scale.dim() > 0 or norm.p_raw is not None
+        per_head = norm.scale_per_head or norm.p_raw is not None
         if per_head and (query.shape[1], key.shape[1]) != (norm.num_heads, norm.num_kv_heads):
             raise ValueError(
                 f"{type(module).__name__} was adopted for {norm.num_heads} heads over {norm.num_kv_heads} key heads and"
@@ -192,6 +208,15 @@ def _eager_function(dispatcher: Any) -> Any:
     return dispatcher.__globals__.get(names[0]) if names else None
 
 
+def _reads(function: Any, name: str) -> bool:
+    """Whether the code of a function uses what it is given under this name, or takes that on unnamed."""
+    code = inspect.unwrap(function).__code__
+    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return True
+    loads = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD_"))
+    return any(name in loaded if isinstance(loaded, tuple) else name == loaded for loaded in loads)
+
+
 def _first_number(module: Any, names: tuple[str, ...]) -> int | None:
     for owner in (module, module.config):
         for name in names:
@@ -201,22 +226,27 @@ def _first_number(module: Any, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def write_settings(model: nn.Module, p: float) -> None:
-    """Notes p in the model's config, which `save_pretrained` saves; the rest can be read off the saved tensors."""
-    config = _own_config(model)
-    if config is not None:
-        config.qknorm = {"p": p if p < math.inf else "inf"}
+def write_settings(model: nn.Module) -> None:
+    """Notes p in the config of every model that `save_pretrained` saves; the rest can be read off the saved tensors."""
+    for module in model.modules():
+        config = _own_config(module)
+        noted = {norm.p_init for norm in module.modules() if isinstance(norm, QKNorm)}
+        if config is not None and noted and hasattr(module, "save_pretrained"):
+            p = noted.pop() if len(noted) == 1 else _SEVERAL
+            config.qknorm = {"p": "inf" if p == math.inf else p}
 
 
-def read_settings(model: nn.Module, p: float) -> float:
-    """The p that was saved with the model, where it has a config that says so; else the one given."""
+def read_settings(model: nn.Module) -> float | None:
+    """The p that was saved with the model, where it has a config that names one."""
     noted = getattr(_own_config(model), "qknorm", None)
-    if noted is None:
-        return p
-    saved = float(noted["p"])
-    if p not in (2.0, saved):
-        raise ValueError(f"the model was saved with p = {saved:g}, not {p:g}; leave p out where state= is given")
-    return saved
+    return None if noted is None or noted["p"] == _SEVERAL else float(noted["p"])
+
+
+def was_adopted(model: nn.Module) -> bool:
+    """Whether a config in it says that QKNorm was there when it was saved, and none is now."""
+    if any(isinstance(module, QKNorm) for module in model.modules()):
+        return False
+    return any(getattr(_own_config(module), "qknorm", None) is not None for module in model.modules())
 
 
 def _own_config(model: nn.Module) -> Any:
@@ -228,7 +258,8 @@ def read_state(model: nn.Module, path: Path, wanted: Iterable[str]) -> dict[str,
     """Those of the wanted entries that are in a file of weights, or in a folder that `save_pretrained` wrote."""
     own_names = {_name_in_files(model, name): name for name in wanted}
     if path.is_file():
-        own_names |= {name: name for name in own_names.values()}  # as a state dict has them
+        # as a state dict has them, perhaps of a model that was wrapped
+        own_names |= {f"{prefix}{name}": name for name in [*own_names.values()] for prefix in PREFIXES}
         return {own_names[name]: tensor for name, tensor in read_file(path, own_names).items()}
     files = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not files:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PREFIXES = ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.")
+"""What names in a state begin with where the model was wrapped: DistributedDataParallel, torch.compile, or both."""
 _ONE_OF_SEVERAL = re.compile(r"-\d+-of-\d+\.")
 _TAKEN = "state= takes a .safetensors file, or one that torch.save(model.state_dict(), …) wrote"
 

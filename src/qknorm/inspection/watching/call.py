@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from qknorm.inspection.logits import HIDES_BELOW
+from qknorm.attention.adopting.family import HIDES_BELOW
 from qknorm.inspection.measures import Measures, attention_weights, measure
 
 
@@ -36,6 +36,8 @@ class Call:
     offset: int | None = None
     """Query i stands at key i + offset; None: s − t where causal, else 0."""
     softcap: float | None = None
+    bounded: bool = False
+    """Whether an Lp norm of queries and keys bounds the logits, as far as that can be seen."""
 
     def weights(self) -> Tensor:
         """The attention weights (b, h, t, s) in float32 or wider, before dropout; zeros where nothing is seen."""

@@ -1,7 +1,13 @@
-"""Any module that calls torch.nn.functional.scaled_dot_product_attention, by whomever it was written."""
+"""Any module that calls torch.nn.functional.scaled_dot_product_attention, by whomever it was written.
 
+The function is replaced, and nothing else followed: a mode that sees every function of torch's would have its encoders
+leave their fast path, and code that is compiled compiled again.
+"""
+
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,10 +21,29 @@ from qknorm.inspection.watching.tape import Frame, Tape, replaced, wrapping
 
 
 @contextmanager
-def watch(_: nn.Module, tape: Tape) -> Iterator[None]:
+def watch(model: nn.Module, tape: Tape) -> Iterator[None]:
     """Tells of every call of this function that no other source speaks for."""
-    with replaced(F, "scaled_dot_product_attention", wrapping(F.scaled_dot_product_attention, _tell(tape))):
+    function = F.scaled_dot_product_attention
+    told = wrapping(function, _tell(tape))
+    with ExitStack() as stack:
+        stack.enter_context(replaced(F, "scaled_dot_product_attention", told))
+        for home, name in _imported(function, model):
+            stack.enter_context(replaced(home, name, told))
         yield
+
+
+def _imported(function: Callable[..., Any], model: nn.Module) -> list[tuple[ModuleType, str]]:
+    """Where the packages that the model's classes come from know the function by a name of their own."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    packages = {kind.__module__.partition(".")[0] for kind in kinds} - {"torch", "builtins"}
+    homes = [home for name, home in list(sys.modules.items()) if name.partition(".")[0] in packages]
+    return [
+        (home, name)
+        for home in dict.fromkeys(homes)
+        if isinstance(home, ModuleType)
+        for name, value in list(vars(home).items())
+        if value is function
+    ]
 
 
 def _tell(tape: Tape) -> Callable[..., Any]:

@@ -24,8 +24,8 @@ class Frame:
 
     module: nn.Module
     name: str
-    inputs: list[Tensor]
-    """Its distinct inputs of three dimensions."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     calls: int = 0
     """Attentions seen in it and below."""
     missed: bool = False
@@ -35,8 +35,9 @@ class Frame:
 
     @property
     def attends_to_itself(self) -> bool:
-        """Whether keys are made of what queries are made of, as far as its inputs tell."""
-        return len(self.inputs) == 1
+        """Whether keys are made of what queries are made of: it has one input of three dimensions, however often."""
+        inputs = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
+        return len({id(x) for x in inputs if x.dim() == 3 and x.is_floating_point()}) == 1
 
 
 class _Running(threading.local):
@@ -104,11 +105,7 @@ class Tape:
     @contextmanager
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Frame]:
         """A module runs; if it looks like attention and none was told of, that is noted."""
-        inputs: list[Tensor] = []
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point() and not any(x is y for y in inputs):
-                inputs.append(x)
-        frame = Frame(module, self.names[module], inputs)
+        frame = Frame(module, self.names[module], args, kwargs)
         self._frames.append(frame)
         try:
             yield frame
@@ -153,8 +150,8 @@ def why_unseen(module: nn.Module) -> str:
     if library == "timm":
         return f"timm's {kind} computes its weights by itself; timm.layers.set_fused_attn(True) before it is made helps"
     return (
-        f"{kind} is no attention that is known, and does not call torch.nn.functional.scaled_dot_product_attention "
-        f"either"
+        f"{kind} is no attention that is known, and no call of scaled_dot_product_attention was seen in it; one by its "
+        f"full name, torch.nn.functional.scaled_dot_product_attention(…), would be"
     )
 
 

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -98,8 +99,8 @@ class Claim:
 def take(folder: Path, on_loss: Callable[[], None] | None = None) -> Claim | None:
     """A claim on the folder, or None if a living process has one.
 
-    `on_loss` is called, once, if another takes it over or it stays away. If not given, that ends this process: two must
-    not write.
+    `on_loss` is called, once, if another takes it over or it stays away. If not given, that ends this process, which
+    says why on standard error: two must not write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _guard(folder):
@@ -107,7 +108,7 @@ def take(folder: Path, on_loss: Callable[[], None] | None = None) -> Claim | Non
             return None
         holder = Holder.here()
         files.write_json(folder / CLAIM, asdict(holder))
-    return Claim(folder, holder, on_loss or _end_process)
+    return Claim(folder, holder, on_loss or partial(end_process, folder))
 
 
 def find_holder(folder: Path) -> Holder | None:
@@ -188,8 +189,32 @@ def _began(pid: int) -> str:
     return UNKNOWN
 
 
-def _end_process() -> None:
-    os._exit(1)
+def find_other(folder: Path) -> Holder | None:
+    """Another process than this one that the folder's claim names."""
+    found = _read(folder)
+    return None if found is None or (found.machine, found.pid) == (_machine(), os.getpid()) else found
+
+
+def explain_loss(folder: Path) -> str:
+    """Why a process that lost its claim on the folder ends, and what to do."""
+    other = find_other(folder)
+    if other is not None:
+        return (
+            f"{folder / CLAIM} is now held by process {other.pid} on {other.host}, so this one ended, lest both write "
+            f"there; wait for the other"
+        )
+    return (
+        f"{folder / CLAIM} was gone or could not be read for {BEATS_MISSING * BEAT_SECONDS:g} s, so its process ended, "
+        f"lest another write there too; see that the disk answers and that nothing removes the file, then run the same "
+        f"command again"
+    )
+
+
+def end_process(folder: Path, status: int = 1) -> None:
+    """Says on standard error that the claim on the folder is lost, and ends this process at once."""
+    with suppress(OSError, ValueError):  # where that cannot be written either, the status is all there is
+        print(f"qknorm: {explain_loss(folder)}", file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def wait_until_free(folder: Path, poll: float = 1.0) -> None:

@@ -25,6 +25,10 @@ DECIDING = ("attention", "config", "decoding", "models", "scoring", "text", "tra
 TAIL_BYTES = 8_192
 
 State = Literal["waiting", "running", "finished", "diverged", "failed"]
+Ending = Literal["done", "failed", "interrupted", "taken", "out of memory"]
+
+EXIT_STATUS: dict[Ending, int] = {"done": 0, "failed": 3, "interrupted": 130, "taken": 76, "out of memory": 77}
+"""How a process that does a job tells its grid what became of it."""
 
 
 @functools.cache
@@ -144,13 +148,13 @@ def read_result(folder: Path) -> Result | None:
         raise InputError(f"{path} was written by another version of qknorm; remove {folder} to run it again") from None
 
 
-def read_translations(folder: Path) -> list[str]:
-    """The test set as a finished job translated it."""
+def read_translations(folder: Path, name: str = TRANSLATIONS) -> list[str]:
+    """The test set as a finished job translated it, or another file of its translations."""
     try:
-        return (folder / TRANSLATIONS).read_bytes().decode().removesuffix("\n").split("\n")
+        return (folder / name).read_bytes().decode().removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(
-            f"{folder / TRANSLATIONS} cannot be read ({error.strerror}); remove {folder} to run it again"
+            f"{folder / name} cannot be read ({error.strerror}); remove {folder} to run it again"
         ) from None
 
 
@@ -185,7 +189,7 @@ def look(job: Job) -> View:
     note = f"stopped at step {step:,}" if step and not holder else ""
     if not holder and find_holder(job.folder / GIVEN_OUT) is not None:
         note = "on the cluster"
-    elif not holder and (failure := _read_failure(job.folder)) is not None:
+    elif not holder and (failure := read_failure(job.folder)) is not None:
         state, note = "failed", failure
     return View(job, state, step, _last_step(job.settings), dev, seconds, None, note, holder)
 
@@ -206,7 +210,7 @@ def write_failure(folder: Path, error: str, trace: str = "") -> None:
     files.write_json(folder / FAILURE, {"error": error, "trace": trace.splitlines()})
 
 
-def _read_failure(folder: Path) -> str | None:
+def read_failure(folder: Path) -> str | None:
     """Why a job failed; None where it has not, or someone has just begun it again."""
     try:
         return str(json.loads((folder / FAILURE).read_text(encoding="utf-8"))["error"])
@@ -216,9 +220,9 @@ def _read_failure(folder: Path) -> str | None:
         return f"{folder / FAILURE} cannot be read"
 
 
-def read_log(folder: Path, lines: int = 3) -> str:
+def read_log(folder: Path) -> str:
     """The end of what a job's process wrote."""
-    return " / ".join(_tail(folder / LOG).decode(errors="replace").strip().splitlines()[-lines:])
+    return " / ".join(_tail(folder / LOG).decode(errors="replace").strip().splitlines()[-3:])
 
 
 def _ending(split: str, averages: tuple[int, ...]) -> dict[str, Any]:

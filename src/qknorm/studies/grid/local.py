@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import (
+    EXIT_STATUS,
     FAILURE,
     LOG,
     Job,
@@ -25,8 +24,6 @@ from qknorm.studies.grid.jobs import (
     unfinished,
     write_failure,
 )
-from qknorm.studies.grid.work import EXIT_STATUS
-from qknorm.training.translation import CORES, choose_workers, count_cores
 
 OnChange = Callable[[Sequence[View]], None]
 POLL_SECONDS = 0.2
@@ -52,6 +49,10 @@ def make_slots(parallel: int | None, device: str | None = None) -> list[Slot]:
     """
     if parallel is not None and parallel < 1:
         raise InputError(f"--parallel is {parallel}; give 1 or more")
+    import torch  # here and below, since a command's help does without
+
+    from qknorm.training.translation import count_cores
+
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu":
         return [Slot("cpu") for _ in range(parallel or count_cores())]
@@ -174,6 +175,10 @@ def _start(job: Job, slot: Slot, slots: int) -> subprocess.Popen[bytes]:
 
 def _environment(job: Job, slot: Slot, slots: int) -> Mapping[str, str]:
     """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead."""
+    import torch
+
+    from qknorm.training.translation import CORES, choose_workers, count_cores
+
     cores = max(1, count_cores() // slots)
     workers = choose_workers(torch.device(slot.device), cores) if job.settings.training.bpe_dropout else 0
     threads = os.environ.get("OMP_NUM_THREADS") or str(cores - workers)

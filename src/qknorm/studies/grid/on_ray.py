@@ -23,15 +23,17 @@ from qknorm.studies.grid.jobs import (
     RESULT,
     RUN,
     TRANSLATIONS,
+    Ending,
     Job,
     is_free,
     look,
+    read_failure,
     read_result,
     unfinished,
     write_failure,
 )
 from qknorm.studies.grid.local import LOOK_SECONDS, OnChange
-from qknorm.studies.grid.work import Ending, do_given_out
+from qknorm.studies.grid.work import do_given_out
 
 RETRIES = 3
 """How often a task is begun again whose worker, or whose machine, died."""
@@ -150,7 +152,9 @@ def _collect(ray: Any, reference: Any, job: Job) -> None:
     except ray.exceptions.RayError as error:
         if read_result(job.folder) is None:
             told = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            write_failure(job.folder, f"its task failed on the cluster, {RETRIES} retries included: {told}")
+            said = read_failure(job.folder)  # by a worker that lost its claim, and ended for that
+            last_words = f"; its worker said: {said}" if said else ""
+            write_failure(job.folder, f"its task failed on the cluster, {RETRIES} retries included: {told}{last_words}")
         return
     last = {name: contents[name] for name in (RESULT, FAILURE) if name in contents}
     _write_contents({name: content for name, content in contents.items() if name not in last}, job.folder)

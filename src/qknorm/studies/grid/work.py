@@ -2,16 +2,28 @@
 
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from qknorm import files
 from qknorm.errors import InputError
-from qknorm.studies.grid.claims import Claim, find_holder, take
-from qknorm.studies.grid.jobs import GIVEN_OUT, LOG, Job, Result, code_version, read_result, write_failure
+from qknorm.studies.grid.claims import Claim, end_process, explain_loss, find_holder, find_other, take
+from qknorm.studies.grid.jobs import (
+    EXIT_STATUS,
+    GIVEN_OUT,
+    LOG,
+    Ending,
+    Job,
+    Result,
+    code_version,
+    read_result,
+    write_failure,
+)
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.text.prepared import PreparedData
 from qknorm.training.averaging import average
@@ -20,19 +32,16 @@ from qknorm.training.fit import train
 from qknorm.training.loop import Outcome, TrainingDiverged
 from qknorm.training.metrics import read_metrics
 from qknorm.training.parallel import choose_device
-from qknorm.training.run_folder import commit, is_run, load, versions
-
-Ending = Literal["done", "failed", "interrupted", "taken", "out of memory"]
-
-EXIT_STATUS: dict[Ending, int] = {"done": 0, "failed": 3, "interrupted": 130, "taken": 76, "out of memory": 77}
+from qknorm.training.run_folder import commit, is_run, load_translator, versions
 
 
 def do(folder: Path, device: str | None = None, *, given_out: bool = False) -> Ending:
     """Does the job of a folder unless it is done or another is at it; what fails is written down there.
 
-    A job that was given to a cluster is left to that; `given_out` says that this process is of it.
+    A job that was given to a cluster is left to that; `given_out` says that this process is of it. If the claim on the
+    job is lost, this process ends.
     """
-    claim = take(folder)
+    claim = take(folder, partial(_leave, folder))
     if claim is None:
         return "taken"
     with claim:
@@ -51,6 +60,16 @@ def do(folder: Path, device: str | None = None, *, given_out: bool = False) -> E
                 return "out of memory"
             write_failure(folder, f"{type(error).__name__}: {error}", trace)
         return "failed"
+
+
+def _leave(folder: Path) -> None:
+    """Ends this process, whose claim is lost; where no other has it now, that is a failure, and written down."""
+    if find_other(folder) is not None:
+        end_process(folder, EXIT_STATUS["taken"])
+    with suppress(OSError):  # of a disk that is away, the log or the grid tells
+        if folder.is_dir():
+            write_failure(folder, explain_loss(folder))
+    end_process(folder)
 
 
 def do_given_out(folder: Path, device: str | None = None) -> Ending:
@@ -127,7 +146,7 @@ def _train(job: Job, device: str | None) -> Outcome:
 
 def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -> Result:
     split = data.split(job.split)
-    translator = load(job.run, device=device)
+    translator = load_translator(job.run, device=device)
     translations = translator.translate(split.text(data.source))
     references = split.text(data.target)
     scores: dict[str, dict[str, Any]] = {}
@@ -162,7 +181,7 @@ def _score_averages(job: Job, data: PreparedData, best: float, device: str | Non
             continue
         path = averaged_weights(job.run, count)
         average(job.run, last=count, out=path)
-        translations = load(job.run, checkpoint=path, device=device).translate(split.text(data.source))
+        translations = load_translator(job.run, checkpoint=path, device=device).translate(split.text(data.source))
         measure = Measure(measures_for(data.tokenizer.pretokenized)[0], data.target)
         found[str(count)] = measure.score(translations, split.text(data.target)).value
         if found[str(count)] <= best:

@@ -4,14 +4,16 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-import torch
 from pydantic import Field, model_validator
 
-from qknorm.attention import initial_scale, matched_scale
 from qknorm.config import Attention, LanguageModel, LanguageModelDropout, Settings
 from qknorm.errors import InputError
+from qknorm.studies.published import LP_FOLDS
+
+if TYPE_CHECKING:  # help does without PyTorch, and so do those who read these settings alone
+    import torch
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Arm = Literal["same-scale", "matched", "dot-product", "learned-p", "infinity"]
@@ -25,8 +27,8 @@ ARM_MEANINGS: dict[Arm, str] = {
     "learned-p": "p learned by every head, from 2 on",
     "infinity": "p = ∞, from the matched scale on",
 }
-EXPONENTS = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
-"""The paper's values of p."""
+STREAMS = 3
+"""Models that a GPU trains at a time, side by side."""
 
 
 class LpStudy(Settings):
@@ -37,7 +39,7 @@ class LpStudy(Settings):
     """
 
     model: LanguageModel = LanguageModel()
-    fold_count: int = Field(default=10, ge=2)
+    fold_count: int = Field(default=LP_FOLDS, ge=2)
     """Blocks that the text is cut into, each held out once."""
     characters: int | None = Field(default=None, ge=1)
     """Use only so many characters from the beginning of the text."""
@@ -72,6 +74,8 @@ class LpStudy(Settings):
     @property
     def first_scale(self) -> float:
         """The scale's start for p = 2."""
+        from qknorm.attention import initial_scale
+
         return initial_scale(self.model.context) if self.scale_init is None else self.scale_init
 
 
@@ -123,6 +127,8 @@ class Run:
 
     def scale_start(self, study: LpStudy) -> float | None:
         """Where its scale starts; None leaves dot products their 1/√d."""
+        from qknorm.attention import matched_scale
+
         if self.p is None:
             return None
         if self.arm in ("matched", "infinity"):
@@ -161,10 +167,12 @@ def run_seed(study: LpStudy, fold: int) -> int:
     return int.from_bytes(digest[:6], "big")
 
 
-def resolve_precision(study: LpStudy, device: torch.device) -> LpStudy:
+def resolve_precision(study: LpStudy, device: "torch.device") -> LpStudy:
     """The settings with `auto` replaced by what it means on this device."""
     if study.precision != "auto":
         return study
+    import torch
+
     half = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return study.model_copy(update={"precision": "bfloat16" if half else "float32"})
 

@@ -46,38 +46,27 @@ class Evaluator:
     @torch.no_grad()
     def attention(self, state: Mapping[str, Tensor]) -> dict[str, list[float]]:
         """By layer: the scale, relative entropy and saturation over some windows, and p where it is learned."""
-        seen = self._inputs_of_attention(state)
         measured: dict[str, list[float]] = {"scales": [], "entropy": [], "saturation": [], "p": []}
-        for name, module in self._form.attentions().items():
-            path = _path_of(self._form, module)
-            own = {key.removeprefix(path): value for key, value in state.items() if key.startswith(path)}
-            how: dict[str, Any] = {"need_weights": True, "average_attn_weights": False, "is_causal": True}
-            with autocast(self._study, self._device):
-                weights = functional_call(module, own, (seen[name],) * 3, how)[1]
+
+        def measure(module: Any, inputs: tuple[Tensor, ...]) -> None:
+            """Within the call, so that the module has the weights that were given, and not the form's."""
+            x = inputs[0]
+            weights = module.forward(x, x, x, need_weights=True, average_attn_weights=False, is_causal=True)[1]
             entropy, saturation = entropy_and_saturation(weights)
-            measured["scales"].append(float(own["norm.scale"].float().mean()))
+            measured["scales"].append(float(module.norm.scale.float().mean()))
             measured["entropy"].append(entropy)
             measured["saturation"].append(saturation)
-            if "norm.p_raw" in own:
-                measured["p"].append(float((1 + F.softplus(own["norm.p_raw"])).mean()))
-        return {name: values for name, values in measured.items() if values}
+            if isinstance(module.norm.p, Tensor):
+                measured["p"].append(float(module.norm.p.mean()))
 
-    def _inputs_of_attention(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What comes to every attention module when some held-out windows run through the model."""
-        seen: dict[str, Tensor] = {}
-        names = {module: name for name, module in self._form.attentions().items()}
-
-        def keep(module: Any, inputs: tuple[Tensor, ...]) -> None:
-            seen[names[module]] = inputs[0]
-
-        hooks = [module.register_forward_pre_hook(keep) for module in names]
+        hooks = [module.register_forward_pre_hook(measure) for module in self._form.attentions().values()]
         try:
             with autocast(self._study, self._device):
                 functional_call(self._form, dict(state), (self._held_out.inputs[:PROBED_WINDOWS],))
         finally:
             for hook in hooks:
                 hook.remove()
-        return seen
+        return {name: values for name, values in measured.items() if values}
 
 
 def entropy_and_saturation(weights_bhts: Tensor) -> tuple[float, float]:
@@ -92,7 +81,3 @@ def entropy_and_saturation(weights_bhts: Tensor) -> tuple[float, float]:
     entropy = torch.special.entr(weights).sum(dim=-1) / keys.log()
     saturated = weights.amax(dim=-1) > SATURATED_ABOVE
     return float(entropy.mean()), float(saturated.float().mean())
-
-
-def _path_of(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    return next(f"{name}." for name, each in model.named_modules() if each is module)

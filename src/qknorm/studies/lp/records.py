@@ -2,13 +2,11 @@
 
 import json
 import math
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from qknorm import files
@@ -16,7 +14,7 @@ from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take
 from qknorm.studies.lp.corpus import Text
 from qknorm.studies.lp.design import ARMS, LpStudy, Run, fingerprint
-from qknorm.version import __version__
+from qknorm.studies.tables import write_csv
 
 FORMAT_VERSION = 1
 ABOUT, RUNS = "study.json", "runs"
@@ -170,22 +168,14 @@ class StudyFolder:
 
 def write_curves(records: Sequence[Record], path: Path) -> None:
     """Every evaluation of every run as a compact CSV."""
-    lines = [",".join(CURVE_COLUMNS)]
+    rows = []
     for record in records:
         run, p = record.run, "" if record.run.p is None else f"{record.run.p:g}"
-        lines.extend(
-            f"{run.arm},{p},{run.fold},{point.iteration},{point.validation:.5f},{point.training:.5f},"
-            f"{record.ms_per_iteration:.3f}"
-            for point in record.curve
-        )
-    files.write_text(path, "\n".join(lines) + "\n")
-
-
-def made_by(device: torch.device, **more: Any) -> dict[str, Any]:
-    """The versions and the machine that a run was made with."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    versions = {"qknorm": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    return {"versions": versions, "device": f"{device.type} ({name})", **more}
+        for point in record.curve:
+            losses = f"{point.validation:.5f}", f"{point.training:.5f}"
+            cells = run.arm, p, run.fold, point.iteration, *losses, f"{record.ms_per_iteration:.3f}"
+            rows.append(dict(zip(CURVE_COLUMNS, cells, strict=True)))
+    write_csv(path, CURVE_COLUMNS, rows)
 
 
 def read_about(path: Path) -> About:
@@ -222,11 +212,15 @@ def _read_record(file: Path, expected: str) -> Record:
 
 def _load(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise InputError(f"{file} is damaged ({error}); delete it to run it again") from None
+    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        raise InputError(f"{file} has format {version}, this version of qknorm reads {FORMAT_VERSION}; move it away")
+    return content
 
 
 def _to_json(record: Record) -> dict[str, Any]:

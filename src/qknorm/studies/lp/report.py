@@ -24,7 +24,6 @@ from qknorm.studies.lp.analysis import (
 from qknorm.studies.lp.corpus import CORPUS, OWN_TEXT
 from qknorm.studies.lp.design import (
     ARM_MEANINGS,
-    EXPONENTS,
     MAIN_ARMS,
     QUICK_EXPONENTS,
     Arm,
@@ -35,6 +34,7 @@ from qknorm.studies.lp.design import (
 from qknorm.studies.lp.figures import draw_all
 from qknorm.studies.lp.records import StudyFolder, flatten, write_curves
 from qknorm.studies.lp.work import describe
+from qknorm.studies.published import LP_EXPONENTS
 from qknorm.studies.tables import Page, Table
 
 CURVES = "curves.csv"
@@ -170,7 +170,7 @@ def command_of(folder: StudyFolder, results: Results) -> list[str]:
     if set(results.arms()) != set(MAIN_ARMS):
         words.extend(["--arms", ",".join(results.arms())])
     exponents = sorted({p for arm in results.arms() if arm in LP_ARMS for p in results.exponents(arm)})
-    if exponents and tuple(exponents) != (QUICK_EXPONENTS if quick else EXPONENTS):
+    if exponents and tuple(exponents) != (QUICK_EXPONENTS if quick else LP_EXPONENTS):
         words.extend(["--p", ",".join(f"{p:g}" for p in exponents)])
     for name, value in changes:
         words.extend(_option(name, value))

@@ -1,26 +1,25 @@
 """Trains one stack of runs from start to end and measures it at fixed intervals."""
 
 import math
+import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qknorm.models.language_model import LanguageModel
 from qknorm.studies.lp.corpus import Text
-from qknorm.studies.lp.design import LpStudy, Run, fingerprint, run_seed
+from qknorm.studies.lp.design import STREAMS, LpStudy, Run, fingerprint, run_seed
 from qknorm.studies.lp.evaluation import Evaluator
 from qknorm.studies.lp.folds import cover, draw_starts, make_folds
-from qknorm.studies.lp.records import Point, Record, made_by
-from qknorm.studies.lp.side_by_side import STREAMS, FusedSideBySide, SideBySide
-from qknorm.studies.lp.stack import Layers, Stack
-from qknorm.studies.lp.stacked import Stacked
+from qknorm.studies.lp.records import Point, Record
+from qknorm.studies.lp.stack import FusedStack, Layers, Stack
+from qknorm.training.run_folder import versions
 
-Together = Literal["side-by-side", "stacked"]
 OnProgress = Callable[[int, int, float | None], None]
 """Told the iterations done, all of them, and the mean validation loss of the stack where it has just been measured."""
 
@@ -30,16 +29,8 @@ class Execution:
     """How stacks are run; nothing here changes what is learned, but for the order of additions and what is dropped."""
 
     device: str = "cpu"
-    together: Together = "side-by-side"
-    """side-by-side: models in one recorded step; stacked: their weights in common tensors."""
     layers: Layers = "plain"
-    """stacked: plain or compiled."""
     streams: int = STREAMS
-
-    @property
-    def compiles_for_each_p(self) -> bool:
-        """Whether another p needs another program."""
-        return self.layers == "compiled"
 
 
 def train_stack(
@@ -63,7 +54,9 @@ def train_stack(
                 on_progress(done, study.iterations, math.fsum(curve[-1].validation for curve in curves) / len(curves))
         skipped = stack.skipped_steps()
     milliseconds = 1_000 * seconds / study.iterations / len(runs)
-    maker = made_by(device, together=execution.together, models_in_stack=len(runs), layers=execution.layers)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    place = {"versions": versions(), "device": f"{device.type} ({name})"}
+    maker = {**place, "models_in_stack": len(runs), "layers": execution.layers}
     mark = fingerprint(study, text.digest)
     return [
         Record(run, mark, tuple(curve), milliseconds, maker, left_out)
@@ -90,19 +83,8 @@ def make_stack(runs: Sequence[Run], study: LpStudy, text: Text, execution: Execu
         random_states.append(torch.get_rng_state())
     if device.type == "cuda":
         torch.cuda.manual_seed(run_seed(study, runs[0].fold))
-    if execution.together == "stacked":
-        return Stacked(study, models, text.ids, starts, device, compiled=execution.layers == "compiled")
-    kind = FusedSideBySide if execution.layers == "fused" else SideBySide
-    return kind(
-        study,
-        models,
-        text.ids,
-        starts,
-        device,
-        random_states=random_states,
-        compiled=execution.layers == "compiled",
-        streams=execution.streams,
-    )
+    kind = FusedStack if execution.layers == "fused" else Stack
+    return kind(study, models, text.ids, starts, random_states, device, execution.streams)
 
 
 def _new_model(run: Run, study: LpStudy, text: Text) -> LanguageModel:

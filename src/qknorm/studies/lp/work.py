@@ -54,23 +54,18 @@ class Plan:
 
 
 def make_stacks(runs: Sequence[Run], size: int) -> list[list[Run]]:
-    """Runs in stacks of at most `size`, each of one p, so that its models run the same program.
+    """Runs in stacks of at most `size`, each of one p: its models share its time, which the study tells by p.
 
     Stacks of one p are as even as can be: a last one of a single model would leave the device half idle, and where time
     is short, shorter stacks fill it better.
     """
     stacks: list[list[Run]] = []
-    for _, alike in itertools.groupby(runs, key=program_of):
+    for _, alike in itertools.groupby(runs, key=lambda run: (run.p, run.arm == "learned-p")):
         same = list(alike)
         count = -(-len(same) // size)
         edges = [len(same) * number // count for number in range(count + 1)]
         stacks.extend(same[first:last] for first, last in itertools.pairwise(edges))
     return stacks
-
-
-def program_of(run: Run) -> tuple[float | None, bool]:
-    """What the program of a model depends on: runs that agree in it can be stacked."""
-    return run.p, run.arm == "learned-p"
 
 
 def name_stack(runs: Sequence[Run]) -> str:
@@ -125,39 +120,26 @@ def _work_here(
         clock.note(news)
         on_news(news)
 
-    trainer = _Trainer(folder, text, execution)
     for place, stack in enumerate(stacks):
         if not clock.allows(stack):
             return list(stacks[place:])
-        trainer.train_and_keep(stack, tell)
+        _train_and_keep(stack, folder, text, execution, tell)
     return []
 
 
-class _Trainer:
-    """Trains one stack after the other in this process."""
-
-    def __init__(self, folder: StudyFolder, text: Text, execution: Execution) -> None:
-        self._folder, self._text, self._execution = folder, text, execution
-        self._program: tuple[float | None, bool] | None = None
-
-    def train_and_keep(self, stack: Sequence[Run], on_news: OnNews) -> None:
-        """Trains a stack and writes its runs down."""
-        name, started, study = name_stack(stack), time.monotonic(), self._folder.about.study
-        on_news(News(name, 0, study.iterations, None, len(stack)))
-        if self._execution.compiles_for_each_p and self._program != program_of(stack[0]):
-            torch.compiler.reset()  # programs for another p would count against the compiler's limit
-        self._program = program_of(stack[0])
-        records = train_stack(
-            stack,
-            study,
-            self._text,
-            self._execution,
-            lambda done, total, loss: on_news(News(name, done, total, loss, len(stack))),
-        )
-        for record in records:
-            self._folder.add(record)
-        seconds = time.monotonic() - started
-        on_news(News(name, study.iterations, study.iterations, None, len(stack), finished=True, seconds=seconds))
+def _train_and_keep(
+    stack: Sequence[Run], folder: StudyFolder, text: Text, execution: Execution, on_news: OnNews
+) -> None:
+    """Trains a stack in this process and writes its runs down."""
+    name, started, study = name_stack(stack), time.monotonic(), folder.about.study
+    on_news(News(name, 0, study.iterations, None, len(stack)))
+    records = train_stack(
+        stack, study, text, execution, lambda done, total, loss: on_news(News(name, done, total, loss, len(stack)))
+    )
+    for record in records:
+        folder.add(record)
+    seconds = time.monotonic() - started
+    on_news(News(name, study.iterations, study.iterations, None, len(stack), finished=True, seconds=seconds))
 
 
 # ------------------------------------------------------------------ several processes
@@ -243,7 +225,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     torch.set_num_threads(threads)
     folder = StudyFolder.open(path)
-    trainer = _Trainer(folder, Text(facts[0], torch.from_numpy(facts[1]), *facts[2:]), execution)
+    text = Text(facts[0], torch.from_numpy(facts[1]), *facts[2:])
 
     def tell(each: News) -> None:
         _leave_if_alone()
@@ -251,7 +233,7 @@ def _serve(
 
     for stack in _endlessly(tasks):
         try:
-            trainer.train_and_keep(stack, tell)
+            _train_and_keep(stack, folder, text, execution, tell)
         except InputError as error:
             news.put(_Failure(str(error), users=True))
         except Exception:

@@ -6,14 +6,15 @@ replacement; a system's score is the mean over the seeds drawn. So p speaks of a
 one seed a system it is Koehn's test, which knows nothing of seeds.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qknorm.scoring.paired_tests import koehn_p
 from qknorm.scoring.resampling import bootstrap_totals
 from qknorm.studies.grid.jobs import Result, read_result, read_translations
 from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure
@@ -22,7 +23,6 @@ from qknorm.studies.paper.plan import Planned
 
 SAMPLES, SEED = 1_000, 12_345
 TOO_SMALL = "too small to say"
-_TIE = 1e-9  # rounding in sums must not make two equal scores differ
 
 Draws = NDArray[np.float64]  # (seeds, samples): the score of each seed on each resampled test set
 
@@ -74,14 +74,10 @@ def measure_name(experiment: Experiment, available: Sequence[str]) -> str:
     return TREEBANK if experiment.scorer == "sacrebleu" else RELEASED
 
 
-def combine_seeds(ours: Draws, theirs: Draws, difference: float, seed: int = SEED) -> float:
+def combine_seeds(ours: Draws, theirs: Draws, difference: float) -> float:
     """The share of samples in which the system that won does not win, seeds drawn anew in each; never 0."""
-    if abs(difference) <= _TIE:
-        return 1.0
-    generator = np.random.default_rng(seed)
-    gains = _mean_of_drawn(ours, generator) - _mean_of_drawn(theirs, generator)
-    lost = gains <= _TIE if difference > 0 else gains >= -_TIE
-    return (int(lost.sum()) + 1) / (len(gains) + 1)
+    generator = np.random.default_rng(SEED)
+    return koehn_p(_mean_of_drawn(ours, generator) - _mean_of_drawn(theirs, generator), difference)
 
 
 def _mean_of_drawn(draws: Draws, generator: np.random.Generator) -> Draws:
@@ -95,7 +91,6 @@ def _mean_of_drawn(draws: Draws, generator: np.random.Generator) -> Draws:
 class Comparer:
     """Compares what is finished of a plan; keeps the draws of every run, which several tables may need."""
 
-    samples: int = SAMPLES
     tests: bool = True
     """Whether differences are tested: what says nothing is to have no p and no outcome that says something."""
     _draws: dict[tuple[str, str], Draws] = field(default_factory=dict)
@@ -123,7 +118,7 @@ class Comparer:
         own, other = ([each for each in side if each[1].scores] for side in (own, other))
         if line.against is None or not own or not other:
             return line
-        means = [_mean([_score(each) for each in side]) for side in (own, other)]
+        means = [fmean(_score(each) for each in side) for side in (own, other)]
         difference = means[0] - means[1]
         if not self.tests:
             return replace(line, difference=difference)
@@ -141,7 +136,7 @@ class Comparer:
             measure = Measure(name, each.data.target)
             references = each.data.split("test").text(each.data.target)
             counts = measure.count(read_translations(each.job.folder), references)
-            totals = bootstrap_totals([counts], self.samples, SEED)[0]
+            totals = bootstrap_totals([counts], SAMPLES, SEED)[0]
             self._draws[key] = measure.metric.score_totals(totals)
         return self._draws[key]
 
@@ -186,7 +181,7 @@ def _claimed(experiment: Experiment, pair: str, system: str, against: str) -> fl
     places = (pair,) if pair in experiment.pairs else experiment.pairs
     found = [tuple(experiment.published(place, name) for name in (system, against)) for place in places]
     gains = [ours - theirs for ours, theirs in found if ours is not None and theirs is not None]
-    return _mean(gains) if gains else None
+    return fmean(gains) if gains else None
 
 
 def _entry(each: tuple[Planned, Result]) -> Mapping[str, Any]:
@@ -196,7 +191,3 @@ def _entry(each: tuple[Planned, Result]) -> Mapping[str, Any]:
 
 def _score(each: tuple[Planned, Result]) -> float:
     return float(_entry(each)["value"])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -13,7 +13,7 @@ from qknorm.studies.paper.experiments import Experiment
 from qknorm.studies.paper.plan import MissingPair, Plan, Planned
 from qknorm.studies.published import AVERAGE_GAIN
 from qknorm.studies.statistics import mean_and_deviation
-from qknorm.studies.tables import Page, Table, write_csv
+from qknorm.studies.tables import Page, Table, Written, write_csv
 
 NOTHING = "–"
 RESULTS = "results.csv"
@@ -23,17 +23,6 @@ CSV_COLUMNS = (
     "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "parameters", "device", "qknorm", "torch", "commit",
     "code", "folder", "reason",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was made of the finished runs."""
-
-    tables: tuple[Table, ...]
-    summary: tuple[str, ...]
-    markdown: Path
-    html: Path
-    results: Path
 
 
 @dataclass(frozen=True)
@@ -59,8 +48,7 @@ def write_report(plan: Plan, out: Path, command: str, extras: Extras = _NO_EXTRA
     sections: dict[str, Sequence[str]] = {"Not here": _fetching(plan.missing)} if plan.missing else {}
     sections |= {"How it was made": _how_made(plan, command), "How to read this": HOW_TO_READ}
     page = Page("The paper's tables, ours beside theirs", summary, tables, extras.pictures, sections)
-    markdown, html = page.write(out)
-    return Written(tables, summary, markdown, html, out / RESULTS)
+    return Written(page, *page.write(out), out / RESULTS)
 
 
 def make_tables(compared: Mapping[tuple[str, str], Sequence[Compared]]) -> list[Table]:

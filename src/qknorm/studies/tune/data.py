@@ -9,7 +9,8 @@ from typing import Any
 from qknorm import files
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.errors import InputError
-from qknorm.text.prepare import Progress, prepare
+from qknorm.progress import Progress
+from qknorm.text.prepare import prepare
 from qknorm.text.prepared import MANIFEST, PreparedData, fingerprint, text_name
 
 TRAINED_ON = ("train", "dev")

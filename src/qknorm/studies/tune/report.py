@@ -3,10 +3,8 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from qknorm.studies.tables import Page, Table, write_csv
+from qknorm.studies.tables import Page, Table, Written, write_csv
 from qknorm.studies.tune.candidates import FACTORS, START, Candidate, find_winners
 from qknorm.studies.tune.search import Search, Trial
 from qknorm.studies.tune.testing import best_average, tabulate_test
@@ -30,17 +28,6 @@ HOW_TO_READ = (
 )
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was made of the finished runs."""
-
-    tables: tuple[Table, ...]
-    summary: tuple[str, ...]
-    markdown: Path
-    html: Path
-    results: Path
-
-
 def write_report(search: Search, command: str) -> Written:
     """Writes report.md, report.html, results.csv and the best settings into the folder, of what is finished so far."""
     test = tabulate_test(search)
@@ -54,8 +41,7 @@ def write_report(search: Search, command: str) -> Written:
     sections = {"How it was made": _how_made(search, command), "How to read this": HOW_TO_READ}
     pair = f"{search.data.base.source}→{search.data.base.target}"
     page = Page(f"Settings for {pair}, chosen on dev", summary, tables, sections=sections)
-    markdown, html = page.write(search.out)
-    return Written(tables, summary, markdown, html, search.out / RESULTS)
+    return Written(page, *page.write(search.out), search.out / RESULTS)
 
 
 def summarise(search: Search) -> tuple[str, ...]:

@@ -1,22 +1,22 @@
 """The test set, which only the system that was chosen and the reference translate, once the choice is made."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 from qknorm import files
 from qknorm.scoring.resampling import bootstrap_totals
-from qknorm.studies.grid.jobs import RESULT, TRANSLATIONS, Job, code_version, read_result
+from qknorm.studies.grid.jobs import RESULT, TRANSLATIONS, Job, code_version, read_result, read_translations
 from qknorm.studies.grid.scores import PLAIN, RELEASED, Measure, measures_for
 from qknorm.studies.grid.work import averaged_weights
 from qknorm.studies.paper.comparing import SAMPLES, SEED, combine_seeds
 from qknorm.studies.tables import Table
 from qknorm.studies.tune.search import Search, Trial
 from qknorm.training.checkpoint import MODEL_FILE
-from qknorm.training.run_folder import load
+from qknorm.training.run_folder import load_translator
 
 AGAIN = "again"
 
@@ -67,7 +67,7 @@ def translate_test(search: Search, device: str | None = None) -> None:
         # the best checkpoint last: its translations tell that all is done
         for count in dict.fromkeys((best_average(job) if trial in best else None, None)):
             checkpoint = "best" if count is None else averaged_weights(job.run, count)
-            translator = load(job.run, checkpoint=checkpoint, device=device)  # type: ignore[arg-type]
+            translator = load_translator(job.run, checkpoint=checkpoint, device=device)  # type: ignore[arg-type]
             lines = translator.translate(base.split("test").text(base.source))
             files.write_text(_translations(job, count), "".join(f"{line}\n" for line in lines))
 
@@ -93,10 +93,10 @@ def tabulate_test(search: Search) -> Table | None:
     main = next(each for each in measures if each.name in (PLAIN, RELEASED))
     references = base.split("test").text(base.target)
     rows = []
-    theirs = [_read(path) for path in known[search.reference_name]]
+    theirs = [read_translations(path.parent, path.name) for path in known[search.reference_name]]
     for name, each in known.items():
-        ours = [_read(path) for path in each]
-        means = {one.name: _mean([one.score(lines, references).value for lines in ours]) for one in measures}
+        ours = [read_translations(path.parent, path.name) for path in each]
+        means = {one.name: fmean(one.score(lines, references).value for lines in ours) for one in measures}
         told = ("", "") if ours == theirs else _compare(main, ours, theirs, references)
         rows.append((name, *(f"{value:.2f}" for value in means.values()), *told, str(len(ours))))
     columns = ("system", *(one.name for one in measures), f"difference, {main.name}", "p", "seeds")
@@ -111,16 +111,8 @@ def _compare(
     means, draws = [], []
     for side in (ours, theirs):
         counts = [measure.count(lines, references) for lines in side]
-        means.append(_mean([float(measure.metric.score_total(each.sum(axis=0))) for each in counts]))
+        means.append(fmean(float(measure.metric.score_total(each.sum(axis=0))) for each in counts))
         totals = [bootstrap_totals([each], SAMPLES, SEED)[0] for each in counts]
         draws.append(np.stack([measure.metric.score_totals(each) for each in totals]))
     difference = means[0] - means[1]
     return f"{difference:+.2f}", f"{combine_seeds(draws[0], draws[1], difference):.3f}"
-
-
-def _read(path: Path) -> list[str]:
-    return path.read_bytes().decode().removesuffix("\n").split("\n")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -110,11 +110,11 @@ class Chooser:
         """The noun as something known: the, this, that, or someone's."""
         return self.describe(noun, ("the", "the", "the", *_POSSESSIVES, "this", "that"), adjective_chance)
 
-    def subject_phrase(self, kinds: Sequence[str] = ("person",), adjective_chance: float = 0.3) -> Phrase:
+    def subject_phrase(self, kinds: Sequence[str] = ("person",)) -> Phrase:
         """A phrase fit to open a sentence."""
         if kinds == ("person",) and self.chance(0.06):
             return self.describe(self.pick(lexicon.PARENTS), _SUBJECT_DETERMINERS, 0)
-        return self.describe(self.noun(kinds), _SUBJECT_DETERMINERS, adjective_chance)
+        return self.describe(self.noun(kinds), _SUBJECT_DETERMINERS, 0.3)
 
     def object_phrase(self, verb: Verb) -> Phrase:
         """Something the verb can be done to."""

@@ -10,9 +10,9 @@ import numpy as np
 from qknorm.decoding.results import Hypothesis
 from qknorm.errors import InputError
 from qknorm.export.card import Card
+from qknorm.export.onnx_tree import Tree
 from qknorm.export.search import Array, beam_search
 from qknorm.export.texts import EngineTranslator
-from qknorm.export.tree import Tree
 from qknorm.specials import PAD
 from qknorm.text.batching import collate
 

@@ -1,13 +1,13 @@
-"""The paper's figures, and what heads do in its two systems: drawn from our own models, for `qknorm study paper`."""
+"""The paper's figures, and what heads do in its two systems: drawn from our own models."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qknorm.cli.display import progress_bar, warn
 from qknorm.inspection.figures import draw_heads
 from qknorm.inspection.reading import build_report
 from qknorm.inspection.report import MEASURES, TAKE_LARGEST, ModelLook, Report
+from qknorm.progress import Progress
 from qknorm.studies.grid.jobs import read_result
 from qknorm.studies.paper.plan import Plan, Planned
 from qknorm.studies.paper.report import NOTHING, WORDS, Extras, arrow
@@ -21,8 +21,16 @@ SHORTEST, LONGEST = 8, 20
 """Tokens of the sentences looked at: long enough to show a pattern, short enough to read."""
 
 
-def look_inside(plan: Plan, figures: Sequence[str], out: Path, device: str | None, quick: bool) -> Extras:
-    """Draws the figures that are asked for and tables the heads' measures, for each pair."""
+def look_inside(
+    plan: Plan,
+    figures: Sequence[str],
+    out: Path,
+    device: str | None,
+    quick: bool,
+    progress: Progress,
+    warn: Callable[[str], None],
+) -> Extras:
+    """Draws the figures that are asked for and tables the heads' measures, for each pair; warns of one without runs."""
     pictures: dict[str, Path] = {}
     tables: list[Table] = []
     for pair in dict.fromkeys(each.pair for each in plan.planned) if figures else ():
@@ -30,7 +38,7 @@ def look_inside(plan: Plan, figures: Sequence[str], out: Path, device: str | Non
         if not runs:
             warn(f"{pair}: the figures need both systems of Table 2 with one seed, finished, their weights in {out}")
             continue
-        looks = _look(runs, device)
+        looks = _look(runs, device, progress)
         for figure in figures:
             system = SYSTEM_OF_FIGURE[figure]
             path = out / f"figure-{figure}-{pair}.png"
@@ -57,12 +65,10 @@ def _can_be_loaded(planned: Planned) -> bool:
     return result is not None and bool(result.scores) and bool(list_steps(planned.job.run))
 
 
-def _look(runs: dict[str, Planned], device: str | None) -> dict[str, ModelLook]:
+def _look(runs: dict[str, Planned], device: str | None, progress: Progress) -> dict[str, ModelLook]:
     texts = _texts(next(iter(runs.values())))
-    with progress_bar() as progress:
-        report = build_report(
-            [each.job.run for each in runs.values()], texts, names=list(runs), device=device, progress=progress
-        )
+    folders = [each.job.run for each in runs.values()]
+    report = build_report(folders, texts, names=list(runs), device=device, progress=progress)
     return {model.name: model for model in report.models}
 
 

@@ -1,4 +1,4 @@
-"""The pasts of a beam stored as a tree, in numpy: what `qknorm.decoding.tree` is to PyTorch.
+"""The pasts of a beam stored as a tree, in numpy.
 
 The keys and values of all tokens of a sentence stand in one row, whichever hypothesis they were made for. When
 hypotheses change places, only the record of who sees which token does, and nothing is copied.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qknorm.attention import MultiheadAttention, QKNorm, rotary_angles
 from qknorm.errors import InputError
-from qknorm.export.graph import DOUBLE, FLOAT, UINT8, Graph
+from qknorm.export.onnx_graph import DOUBLE, FLOAT, UINT8, Graph
 from qknorm.models.layers import FeedForward, Residual, ScaleNorm
 
 TINY = float(np.finfo(np.float32).tiny)
@@ -173,7 +173,7 @@ def _queries(g: Graph, q: str, attention: MultiheadAttention, turn: Turn | None)
 
     def normalise(x: str) -> str:
         unit = x if norm.query_over == "width" else _normalised(g, x, norm, heads, "q_norm")
-        return g.add("Mul", unit, g.constant(numbers(norm.scale.view(-1, 1, 1) if norm.scale.dim() else norm.scale)))
+        return g.add("Mul", unit, g.constant(numbers(norm.scale.view(-1, 1, 1))))
 
     return _placed(g, _heads(g, q, heads, attention.head_dim), attention, turn, normalise)
 

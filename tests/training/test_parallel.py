@@ -1,0 +1,34 @@
+"""A model as a team trains it: what was saved goes back in, older checkpoints too."""
+
+import pytest
+import torch
+
+from qknorm.config import Attention, Model
+from qknorm.errors import InputError
+from qknorm.models.translator import Translator
+from qknorm.training.parallel import SpreadModel
+
+TINY = {"width": 16, "feed_forward": 24, "encoder_layers": 1, "decoder_layers": 1, "heads": 4}
+
+
+def spread(p: float) -> SpreadModel:
+    model = Translator(30, Model(**TINY, attention=Attention(p=p)), scale_init=5.0)
+    return SpreadModel(model, model)
+
+
+def test_checkpoints_from_before_p_was_in_them_go_back_in() -> None:
+    first, second = spread(3.0), spread(3.0)
+    saved = first.weights()
+    fixed = [name for name in saved if name.endswith(".p_fixed")]
+    assert len(fixed) == 3
+    older = {name: value for name, value in saved.items() if name not in fixed}
+    older = {name: value.reshape(()) if name.endswith("norm.scale") else value for name, value in older.items()}
+    older["words.weight"] = older["words.weight"] + 1.0
+    optimizer = torch.optim.SGD(second.inner.parameters(), lr=0.1)
+    second.restore(older, {}, optimizer)
+    now = second.weights()
+    assert now.keys() == saved.keys()
+    for name, value in now.items():
+        torch.testing.assert_close(value, saved[name] if name in fixed else older[name].reshape(value.shape))
+    with pytest.raises(InputError, match="does not fit the model"):
+        spread(2.0).restore(saved, {}, optimizer)
