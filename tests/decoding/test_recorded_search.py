@@ -201,6 +201,11 @@ def test_ngrams_that_may_not_be_repeated_take_the_plain_search():
     expected = plain(model, source, limits, 3, no_repeat_ngram=2)
     assert expected != plain(model, source, limits, 3)
     assert RecordedSearch(model, torch.float64)(source, limits, beam=3, no_repeat_ngram=2) == expected
+    model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(model, source, limits, 3, no_repeat_ngram=2)
+    assert expected != plain(model, source, limits, 3, no_repeat_ngram=2)
+    assert RecordedSearch(model, torch.bfloat16)(source, limits, beam=3, no_repeat_ngram=2) == expected
 
 
 def test_nothing_is_found_for_no_sentences_and_bad_settings_are_refused():

@@ -112,6 +112,6 @@ def serving(engines: dict, limits: Limits | None = None, **options: object) -> I
     finally:
         running.client.close()
         running.begin_stop()
-        thread.join(PATIENCE)
+        thread.join(server.config.timeout_graceful_shutdown + PATIENCE)  # it waits for what is under way
         listener.close()
         assert not thread.is_alive(), "the server did not stop"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from qknorm.errors import InputError
 from qknorm.training import curves
-from qknorm.training.curves import draw_curves
+from qknorm.training.curves import draw_curves, save_figure
 from qknorm.training.record import Recorder
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -135,6 +135,11 @@ def test_a_place_that_cannot_be_written_and_a_run_without_metrics_are_named(tmp_
         draw_curves(tmp_path / "curves of", tmp_path / "file" / "curves.png")
     with pytest.raises(InputError, match=r"nothing to draw in .*metrics\.jsonl"):
         draw_curves(tmp_path, tmp_path / "curves.png")
+
+
+def test_a_picture_of_another_kind_is_refused_by_its_name(tmp_path):
+    with pytest.raises(InputError, match=r"curves\.jpg: a picture's name ends in \.png or \.svg"):
+        save_figure(Figure(), tmp_path / "curves.jpg")
 
 
 def test_drawing_leaves_the_global_state_of_matplotlib_alone() -> None:

@@ -46,8 +46,6 @@ def run(words: Sequence[str]) -> None:
     out = arguments.output or _beside(arguments.run, arguments.to)
     _check(out)
     checkpoint = which_checkpoint(arguments.checkpoint)
-    if arguments.quantize and arguments.to == "huggingface":
-        raise InputError("--quantize is for onnx and ctranslate2; leave it out, or export to one of these")
     export_run(arguments.to, arguments.run, out, checkpoint=checkpoint, quantize=arguments.quantize)
     console.print(f"{out}: written for {arguments.to}", markup=False, soft_wrap=True)
     if arguments.to in ENGINES:

@@ -38,7 +38,7 @@ class Decoding(Settings):
     extra_length: int = Field(default=50, ge=1)
     """A translation has at most so many tokens more than its source."""
     no_repeat_ngram: int = Field(default=0, ge=0)
-    """Forbid a translation to repeat an n-gram of this size; 0 allows it."""
+    """Forbid a translation to repeat an n-gram of this size; 0 allows it. It slows a GPU's search down."""
     batch_tokens: int | None = Field(default=None, ge=1)
     """Source tokens times beam translated at a time; by the device if not given."""
 

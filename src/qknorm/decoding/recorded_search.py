@@ -224,7 +224,8 @@ class RecordedSearch:
             return []
         if no_repeat_ngram:
             plain = PlainSearch(self.model)
-            return plain(source, max_lengths, beam=beam, alpha=alpha, nbest=nbest, no_repeat_ngram=no_repeat_ngram)
+            with torch.autocast(self._device.type, self.precision, enabled=self.precision.itemsize < 4):
+                return plain(source, max_lengths, beam=beam, alpha=alpha, nbest=nbest, no_repeat_ngram=no_repeat_ngram)
         self._forget_what_moved()
         found: list[list[Hypothesis]] = []
         one = BeamDecoder.bytes_for(self.model, self._extent(source[:1], max_lengths.max(), beam), self.precision)

@@ -4,6 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from qknorm.errors import InputError
+
 if TYPE_CHECKING:
     from qknorm.export.texts import EngineTranslator
     from qknorm.training.checkpoint import Which
@@ -22,6 +24,8 @@ def export_run(
     from qknorm.training.run_folder import check_quantize, load_translator
 
     check_quantize(quantize)
+    if quantize and target == "huggingface":
+        raise InputError("--quantize is for onnx and ctranslate2; leave it out, or export to one of these")
     translator = load_translator(run, checkpoint=checkpoint, device="cpu")
     options = {"quantize": quantize} if quantize else {}
     with atomic_folder(out) as folder:

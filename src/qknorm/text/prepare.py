@@ -24,8 +24,6 @@ from qknorm.text.cleaning import OVERLAP, CleaningReport, HeldOut, clean_pair, d
 from qknorm.text.readers import Pair, read_lines, read_pairs
 from qknorm.text.subwords import SPECIALS, Tokenizer, choose_merges
 
-"""Told of a stage's name, how much is done, and of how much (None where that is not known)."""
-
 _CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _MOST_PAIRS_FOR_MERGES = 200_000  # more text changes few merges and costs time and memory
 _LARGEST_SHARE = 10  # dev and test each are at most one in so many pairs

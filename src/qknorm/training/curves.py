@@ -49,6 +49,8 @@ def draw_curves(run: Path, path: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a picture in the format of its suffix, .png or .svg."""
     kind = path.suffix[1:].lower()
+    if kind not in ("png", "svg"):
+        raise InputError(f"cannot draw {path}: a picture's name ends in .png or .svg")
     about = {"Date": None} if kind == "svg" else {}  # the same picture is the same file
     try:
         with atomic_path(path) as partial:

@@ -21,7 +21,7 @@ SATURATED_ABOVE = 0.99
 
 
 class Evaluator:
-    """Runs any weights of one form of model, without dropout and uncompiled."""
+    """Runs any weights of one form of model, without dropout."""
 
     def __init__(self, study: LpStudy, form: LanguageModel, held_out: HeldOut, device: torch.device) -> None:
         self._study, self._device = study, device
