@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from qknorm.attention import MultiheadAttention
 from qknorm.attention.adopt import adopt
@@ -58,6 +60,17 @@ def compare(spread: nn.Module, alone: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(again(x), alone(x), rtol=1e-4, atol=1e-5)
 
 
+def adopt_in_parallel(x: Tensor) -> None:
+    """A model whose weights are split within its layers can be adopted afterwards too."""
+    model, alone = encoder(), encoder()
+    plan = {"layers.*.linear1": ColwiseParallel(), "layers.*.linear2": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    assert isinstance(model.layers[0].linear1.weight, DTensor)
+    for each in (model, alone):
+        assert len(adopt(each, length=8, p=3.0).changed) == 2
+    torch.testing.assert_close(model(x), alone(x), rtol=1e-5, atol=1e-6)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -72,6 +85,7 @@ def main() -> None:
     assert fully_shard(MultiheadAttention(16, 4), mesh=init_device_mesh("cpu", (2,))) is not None
     with pytest.raises(ValueError, match="adopt before the model is shared out"):
         adopt(share_out(encoder()), length=8)
+    adopt_in_parallel(x)
     dist.destroy_process_group()
     print("equal")
 

@@ -125,6 +125,26 @@ def test_what_was_learned_is_not_lost_without_a_word(tmp_path: Path) -> None:
         adopt(again, state=tmp_path)
 
 
+def test_a_second_model_of_the_same_config_had_nothing_to_lose(tmp_path: Path) -> None:
+    library("transformers")
+    model = llama()
+    adopt(model, length=8)
+    model.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert adopt(type(model)(model.config), length=8).changed
+
+
+def test_scales_by_calibration_stay_under_torchs_weights() -> None:
+    model, x = encoder(), torch.randn(2, 5, WIDTH)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    norms = [each.norm for each in adopt(model, calibrate=x, scale_per_head=True).changed]
+    scales = [norm.scale.detach().clone() for norm in norms]
+    model.load_state_dict(weights)
+    assert all(len(scale.unique()) > 1 for scale in scales)
+    assert all(torch.equal(norm.scale, scale) for norm, scale in zip(norms, scales, strict=True))
+
+
 def test_states_from_before_p_was_in_them() -> None:
     """The scale had no dimension then, and p was nowhere."""
     model, x = encoder(), torch.randn(2, 5, WIDTH)

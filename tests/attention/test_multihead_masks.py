@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -123,6 +124,26 @@ def test_a_bias_that_hides_nothing_stays_beside_is_causal_and_nobody_sees_ahead(
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("boolean", [True, False])
+@pytest.mark.parametrize("keys", [5, 8])
+def test_beside_a_mask_is_causal_hides_what_it_hides_alone(keys: int, boolean: bool, need_weights: bool) -> None:
+    module, x, memory = MultiheadAttention(16, 4, batch_first=True), torch.randn(2, 5, 16), torch.randn(2, keys, 16)
+    nothing = torch.zeros(5, keys, dtype=torch.bool if boolean else torch.float32)
+    how: dict[str, Any] = {"is_causal": True, "need_weights": need_weights}
+    found, expected = (module(x, memory, memory, attn_mask=mask, **how)[0] for mask in (nothing, None))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_zero_attn": True}])
+def test_with_more_queries_than_keys_the_mask_alone_decides(options: dict[str, bool]) -> None:
+    module, x = MultiheadAttention(16, 4, batch_first=True, **options), torch.randn(2, 5, 16)  # type: ignore[arg-type]
+    for mask in (torch.zeros(5, 3), torch.rand(5, 3) > 0.6, torch.ones(5, 3, dtype=torch.bool).triu(1)):
+        how: dict[str, Any] = {"attn_mask": mask, "need_weights": False}
+        hinted, expected = (module(x, x[:, :3], x[:, :3], is_causal=hint, **how)[0] for hint in (True, False))
+        torch.testing.assert_close(hinted, expected, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("keys", [5, 8, 3])
 def test_a_memory_mask_counts_from_the_first_key_as_torchs(keys: int) -> None:
     torch.manual_seed(2)
@@ -157,31 +178,57 @@ def test_alibi_and_padding_in_an_adopted_encoder() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mask_that_torchs_encoder_finds_causal_costs_nothing(
-    masks_given: list[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch, training: bool
+def test_the_mask_that_torchs_encoder_finds_causal_is_put_aside(
+    masks_given: list[tuple[bool, bool]], training: bool
 ) -> None:
-    looks: list[Tensor] = []
-    equal = torch.equal
-    monkeypatch.setattr(torch_masks.torch, "equal", lambda *both: looks.append(both[0]) or equal(*both))
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).train(training)
     adopt(encoder, length=5)
     x, mask = torch.randn(2, 5, 16), SQUARE(5)
     found = encoder(x, mask=mask)
     assert masks_given == [(False, True)] * 3
-    assert len(looks) == 1, "one look serves all layers, and all steps with one mask"
-    encoder(x, mask=mask)
-    assert len(looks) == 1
     torch.testing.assert_close(found, encoder(x, mask=mask, is_causal=False), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_one_look_serves_all_layers_and_steps_until_the_mask_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    equal = torch.equal
+    monkeypatch.setattr(torch_masks.torch, "equal", lambda *both: looks.append(equal(*both)) or looks[-1])
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    adopt(encoder, length=5)
+    encoder, x, mask = encoder.cuda(), torch.randn(2, 5, 16, device="cuda"), SQUARE(5, device="cuda")
+    for _ in range(2):
+        encoder(x, mask=mask, is_causal=True)
+    assert looks == [True]
+    mask[3:, 1] = -math.inf
+    encoder(x, mask=mask, is_causal=True)
+    assert looks == [True, False]
+
+
+def write_in_place(mask: Tensor, hides: float) -> None:
+    mask[3:, 1] = hides
+
+
+def write_past_autograd(mask: Tensor, hides: float) -> None:
+    mask.data[3:, 1] = hides
+
+
+def write_by_numpy(mask: Tensor, hides: float) -> None:
+    mask.numpy()[3:, 1] = hides
+
+
+@pytest.mark.parametrize("write", [write_in_place, write_past_autograd, write_by_numpy])
 @pytest.mark.parametrize("boolean", [True, False])
-def test_a_mask_that_has_changed_is_looked_at_again(masks_given: list[tuple[bool, bool]], boolean: bool) -> None:
+def test_a_mask_that_has_changed_is_looked_at_again(
+    masks_given: list[tuple[bool, bool]], boolean: bool, write: Callable[[Tensor, float], None]
+) -> None:
     module, x = MultiheadAttention(16, 4, batch_first=True), torch.randn(2, 5, 16)
     mask = SQUARE(5) == -math.inf if boolean else SQUARE(5)
     how: dict[str, Any] = {"attn_mask": mask, "need_weights": False}
     module(x, x, x, is_causal=True, **how)
-    mask[3:, 1] = True if boolean else -math.inf
+    write(mask, True if boolean else -math.inf)
     found = module(x, x, x, is_causal=True, **how)[0]
     assert masks_given == [(False, True), (True, False)]
     torch.testing.assert_close(found, module(x, x, x, **how)[0])
@@ -218,21 +265,49 @@ def test_a_compiled_module_takes_the_mask_as_it_comes() -> None:
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+class Reader(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention = MultiheadAttention(16, 4, batch_first=True, **options)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, memory, memory, attn_mask=mask, is_causal=True, need_weights=False)[0]
+        return out
+
+
 @pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"rotary": "after_norm"}])
 def test_an_exported_module_takes_masks_of_any_shape(options: dict[str, Any]) -> None:
-    class Reader(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = MultiheadAttention(16, 4, batch_first=True, **options)
-
-        def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-            out: Tensor = self.attention(x, memory, memory, attn_mask=mask, is_causal=True, need_weights=False)[0]
-            return out
-
-    model = Reader().eval()
+    model = Reader(**options).eval()
     b, t, s = (torch.export.Dim(name) for name in "bts")
     example = (torch.randn(2, 5, 16), torch.randn(2, 7, 16), torch.ones(5, 7, dtype=torch.bool).triu(1))
     program = torch.export.export(model, example, dynamic_shapes=({0: b, 1: t}, {0: b, 1: s}, {0: t, 1: s}))
     for queries, keys in ((4, 9), (9, 4), (6, 6)):
         inputs = torch.randn(3, queries, 16), torch.randn(3, keys, 16), torch.rand(queries, keys) > 0.5
         torch.testing.assert_close(program.module()(*inputs), model(*inputs), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("example", [(5, 5), (5, 7), (7, 5)])
+def test_a_traced_module_takes_masks_of_any_shape(example: tuple[int, int]) -> None:
+    model = Reader(backend="sdpa").eval()
+
+    def draw(queries: int, keys: int) -> tuple[Tensor, ...]:
+        return torch.randn(2, queries, 16), torch.randn(2, keys, 16), torch.randn(queries, keys)
+
+    with torch.no_grad():
+        traced = torch.jit.trace(model, draw(*example))
+        for sizes in ((4, 9), (9, 4), (6, 6)):
+            inputs = draw(*sizes)
+            torch.testing.assert_close(traced(*inputs), model(*inputs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.bool, torch.float32, torch.float64])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_masks_without_numbers_give_the_shapes(is_causal: bool, dtype: torch.dtype | None, need_weights: bool) -> None:
+    module = MultiheadAttention(16, 4, batch_first=True, device="meta")
+    x = torch.empty(2, 5, 16, device="meta")
+    mask = None if dtype is None else torch.empty(5, 5, dtype=dtype, device="meta")
+    output, weights = module(x, x, x, attn_mask=mask, is_causal=is_causal, need_weights=need_weights)
+    assert output.is_meta and output.shape == x.shape
+    assert weights is None if not need_weights else weights is not None and weights.shape == (2, 5, 5)

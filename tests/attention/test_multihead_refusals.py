@@ -112,10 +112,7 @@ def test_torchs_weights_in_a_module_made_without_numbers(options: dict[str, Any]
     with torch.device("meta"):
         model = nn.Sequential(MultiheadAttention(16, 4, batch_first=True, **options)).eval()
     if not assign:
-        model.to_empty(device="cpu")
-        with torch.no_grad():
-            for each in [*model.parameters(), *model.buffers()]:
-                each.fill_(9e18)  # as may be in memory that nobody has filled
+        model._apply(lambda each: torch.full_like(each, 9e18, device="cpu"))  # to_empty, with what may be in memory
     saved = theirs.state_dict()
     assert str(model.load_state_dict(saved, assign=assign)) == "<All keys matched successfully>"
     assert not any("norm" in name for name in saved)
@@ -127,6 +124,19 @@ def test_torchs_weights_in_a_module_made_without_numbers(options: dict[str, Any]
         assert found[name].requires_grad == each.requires_grad
     x = torch.randn(2, 5, 16)
     torch.testing.assert_close(model[0](x, x, x)[0], expected(x, x, x)[0])
+
+
+@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("names", [("out_proj.weight",), ("in_proj_weight", "out_proj.weight", "out_proj.bias")])
+def test_torchs_weights_leave_what_was_learned(names: tuple[str, ...], assign: bool) -> None:
+    module = MultiheadAttention(16, 4, scale_per_head=True, p=3.0)
+    learned = torch.tensor([42.0, 1.0, 2.0, 3.0])
+    with torch.no_grad():
+        module.norm.scale.copy_(learned)
+    theirs = nn.MultiheadAttention(16, 4).state_dict()
+    module.load_state_dict({name: theirs[name] for name in names}, strict=False, assign=assign)
+    assert torch.equal(module.norm.scale, learned) and module.norm.p_fixed == 3.0
+    assert all(torch.equal(module.state_dict()[name], theirs[name]) for name in names)
 
 
 def test_weights_of_others_leave_the_scale_alone() -> None:

@@ -212,6 +212,28 @@ def test_a_reference_that_nobody_can_follow_is_not_said_to_be_absent() -> None:
     }
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_who_attends_for_a_module_of_ours_has_its_name(learned: bool) -> None:
+    """As the fused layers do for cross-attention."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (MultiheadAttention(16, 2, scale_learned=learned) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.second._project_raw(x, x, x)
+            out = attend(q, k, v, scale=self.second.norm.scale, p=2.0)
+            return out + attend(q, k, v, scale=3.0, p=2.0)
+
+    model, x = Beside(), torch.randn(3, 5, 16)
+    with capture(model) as calls:
+        model(x)
+    assert [call.name for call in calls] == ["second", "Beside"] and not calls.unseen
+    q = model.second._project_raw(x, x, x)[0]
+    torch.testing.assert_close(calls[0].q, F.normalize(q, dim=-1))
+
+
 # ------------------------------------------------------------------ what counts
 
 

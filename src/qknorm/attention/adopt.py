@@ -171,8 +171,8 @@ def _check_unwrapped(model: nn.Module) -> None:
     for module in model.modules():
         if (wrapper := type(module).__name__) in _WRAPPERS:
             raise ValueError(f"adopt before the model is wrapped: {wrapper} would not learn of the new scales")
-    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-        raise ValueError("adopt before the model is shared out: fully_shard would not learn of the new scales")
+        if any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
+            raise ValueError("adopt before the model is shared out: fully_shard would not learn of the new scales")
 
 
 def _survey(model: nn.Module, only: str | Iterable[str] | None) -> tuple[list[_Found], list[Left]]:

@@ -73,6 +73,6 @@ def _reaches_lower(mask: Tensor, q_bhtd: Tensor) -> bool:
 def computed_in(x: Tensor) -> torch.dtype:
     """The type that PyTorch's attention on this tensor computes in, under autocast too."""
     device = x.device.type
-    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+    if x.dtype == torch.float64 or device == "meta" or not torch.is_autocast_enabled(device):  # it knows no meta
         return x.dtype
     return torch.get_autocast_dtype(device)

@@ -55,6 +55,8 @@ def attend(
     number that q's dtype (autocast's, under it) cannot hold it, as float16 cannot −1e9, counts as −∞. A row of finite
     ones hides nothing: softmax shares the weight out among its keys. `dropout` is applied to the weights whenever it is
     above 0.
+    A kernel put in the place of F.scaled_dot_product_attention is sure to be called with `backend="sdpa"` alone: `auto`
+    often computes by ways of its own.
     """
     if p is not None:
         check_p(p)
@@ -315,7 +317,8 @@ def attend_with_weights(
     p = by_head(p, q_bhtd.shape[1])
     mask = ready(mask, q_bhtd) if isinstance(mask, Visibility) else None if mask is None else hidden_in(mask, q_bhtd)
     out_dtype, wide = v_bhsd.dtype, torch.promote_types(q_bhtd.dtype, torch.float32)
-    with torch.autocast(q_bhtd.device.type, enabled=False):
+    device = q_bhtd.device.type
+    with torch.autocast("cpu" if device == "meta" else device, enabled=False):  # it knows no meta
         q_bhtd, k_bhsd, v_bhsd = q_bhtd.to(wide), k_bhsd.to(wide), v_bhsd.to(wide)
         if p is not None:
             q_bhtd, k_bhsd = lp_normalize(q_bhtd, p), lp_normalize(k_bhsd, by_key_head(p, k_bhsd.shape[1]))

@@ -17,7 +17,11 @@ class Visibility(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor) -> "Visibility":
-        """Kernels differ on queries without any visible key (NaN in some): let these see all, to be zeroed after."""
+        """Kernels differ on queries without any visible key (NaN in some): let these see all, to be zeroed after.
+
+        Give an additive mask in the type that attention computes in, or narrower: a wider one (float32 for bfloat16)
+        may hold numbers too low for it, which hide, so that it is made ready again at every call. Boolean ones never.
+        """
         if mask.dtype == torch.bool:
             nothing = ~mask.any(dim=-1, keepdim=True)
             return cls(mask | nothing, nothing)

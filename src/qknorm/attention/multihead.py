@@ -131,7 +131,9 @@ class MultiheadAttention(nn.Module):
         Masks mean what they mean in torch: True in a boolean mask hides a key, a float mask is added; `visibility` is
         one made ready for many calls, in place of both. With a `cache` the keys and values of earlier calls come before
         those of this one, and masks are for all of them; `is_causal` aligns to the end. A mask beside `is_causal` is
-        used, and what comes later is hidden besides; it costs no time where it is the square causal one.
+        used, and what comes later is hidden besides; with more queries than keys the mask alone decides. A square one
+        that turns out to be the causal one is put aside, so that kernels need not read it; to see that, a GPU is waited
+        for once for each mask. torch.compile keeps it: for flash attention there give `is_causal` without a mask.
         """
         if query.is_nested or key.is_nested or value.is_nested:
             others = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
@@ -347,13 +349,13 @@ class MultiheadAttention(nn.Module):
         return f"{self.embed_dim}, num_heads={self.num_heads}{shared}{turned}, backend={self.backend}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
-        """A state dict of torch.nn.MultiheadAttention has no entry for the norm: ours then begins at its start.
+        """A state dict of torch.nn.MultiheadAttention has no entry for the norm: ours keeps what it has.
 
-        What the norm has now is no more to go by: after `to_empty` it is whatever was in that memory.
+        On meta it has nothing, and begins at its start.
         """
         loaded = state_dict.get(f"{prefix}out_proj.weight")
         if loaded is not None and not any(f"{prefix}norm.{name}" in state_dict for name in self.norm.state_dict()):
-            fresh = copy.deepcopy(self.norm).to_empty(device=loaded.device)
-            fresh.reset_parameters()
-            state_dict.update({f"{prefix}norm.{name}": value for name, value in fresh.state_dict().items()})
+            norm = copy.deepcopy(self.norm).to_empty(device=loaded.device) if self.norm.scale.is_meta else self.norm
+            own = {f"{prefix}norm.{name}": value.to(loaded.device) for name, value in norm.state_dict().items()}
+            state_dict.update(own)
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -150,9 +151,11 @@ class QKNorm(nn.Module):
 
     `scale` holds one number, or one per head; as a vector, which FSDP can share out. `p_learned` learns p ≥ 1 for every
     key head, from `p` on. A p that is fixed, and not 2, is in the state dict as `p_fixed`, so that a state that was
-    learned with one p is refused by a module with another. With
-    `query_over="width"` (of `lp`) a query's length is taken over all heads together, so that they share it out between
-    them; a factor heads^(1/p) keeps what the scale means.
+    learned with one p is refused by a module with another. A module made on meta is at its start once `to_empty` gives
+    it memory.
+
+    With `query_over="width"` (of `lp`) a query's length is taken over all heads together, so that they share it out
+    between them; a factor heads^(1/p) keeps what the scale means.
     """
 
     p_fixed: Tensor | None
@@ -214,6 +217,14 @@ class QKNorm(nn.Module):
                 self.p_raw.fill_(math.log(math.expm1(self.p_init - 1)))
         for norm in self.children():
             norm.reset_parameters()  # type: ignore[operator]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Off meta there is memory that nobody has filled; the start is known, so that it is filled at once."""
+        was_meta = self.scale.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.scale.is_meta:
+            self.reset_parameters()
+        return self
 
     @property
     def scale_per_head(self) -> bool:

@@ -12,7 +12,7 @@ from qknorm.attention.masks import causal_mask, check_dtype
 from qknorm.attention.values import may_look_at
 
 _SEEN: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
-"""Of masks that were looked at: in which version, and whether they are the causal one."""
+"""Of masks on a GPU that were looked at: in which version, and whether they are the causal one."""
 
 
 class Sizes(NamedTuple):
@@ -30,8 +30,9 @@ def merge_masks(
 ) -> tuple[Tensor | None, bool]:
     """One mask for `attend`: boolean with True = may attend, or additive if either is; and whether to be causal too.
 
-    A mask beside `is_causal` holds as it is, and keys that come later are hidden besides. In a causal mask they are,
-    whether it counts from the first key, as torch does, or from the last.
+    A mask beside `is_causal` holds as it is, and keys that come later, counted from the last query and key, are hidden
+    besides. With more queries than keys the mask alone decides: counted so, first queries would see nothing, and a
+    causal mask of torch's, which counts from the first, would not hold as it is.
     """
     b, h, t, s, extra = sizes
     if key_padding_mask is not None:
@@ -78,20 +79,19 @@ def _check_attn_mask(mask: Tensor, sizes: Sizes) -> None:
 def _is_the_causal_one(mask: Tensor) -> bool:
     """Whether a mask is known to say no more than `is_causal`, so that kernels need not read it.
 
-    Looked at once for each mask, since a GPU has to be waited for; not where what is done is recorded to be repeated
-    with another mask, nor where the mask learns.
+    Never where what is done is recorded to be repeated with another mask (torch.compile, a CUDA graph), nor where the
+    mask learns. On the CPU a look at every call; on a GPU, which has to be waited for, one for each mask and each
+    change of it that torch counts: one written past that, as by `mask.data[…] =`, is taken for what it was.
     """
     if not may_look_at(mask) or mask.dim() != 2 or mask.shape[0] != mask.shape[1] or mask.requires_grad:
         return False
-    if mask.is_cuda and (mask.is_inference() or torch.cuda.is_current_stream_capturing()):
+    waits = mask.device.type != "cpu"
+    if waits and (mask.is_inference() or torch.cuda.is_current_stream_capturing()):  # of such no changes are counted
         return False
-    version = None if mask.is_inference() else mask._version  # what is made in inference mode does not count its own
+    version = mask._version if waits else None
     if version is not None and (seen := _SEEN.get(mask)) is not None and seen[0] == version:
         return seen[1]
-    hidden = ~causal_mask(mask.shape[0], mask.shape[1], mask.device)
-    if mask.dtype != torch.bool:
-        hidden = torch.zeros_like(mask).masked_fill(hidden, -torch.inf)
-    is_it = torch.equal(mask, hidden)
+    is_it = torch.equal(mask, torch.full_like(mask, True if mask.dtype == torch.bool else -torch.inf).triu_(1))
     if version is not None:
         _SEEN[mask] = version, is_it
     return is_it
@@ -100,8 +100,8 @@ def _is_the_causal_one(mask: Tensor) -> bool:
 def _with_later_hidden(mask: Tensor | None, t: int, s: int, device: torch.device) -> Tensor:
     if mask is None:
         return ~causal_mask(t, s, device)
-    reach = torch.sym_max(s - t, 0)  # type: ignore[no-untyped-call]  # what a causal mask shows, either way to count
-    later = torch.arange(s, device=device) > torch.arange(t, device=device).unsqueeze(1) + reach
+    later = torch.arange(s, device=device) > torch.arange(t, device=device).unsqueeze(1) + (s - t)
+    later = later & ~later[:1, :1]  # to the first query the first key is later where there are more queries than keys
     return mask | later if mask.dtype == torch.bool else mask.masked_fill(later, -torch.inf)
 
 

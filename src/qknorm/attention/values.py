@@ -7,7 +7,9 @@ from torch.autograd import forward_ad
 
 def may_look_at(*tensors: Tensor) -> bool:
     """Whether these hold numbers of their own, and nobody follows what is done with them to repeat it with others."""
-    return not (torch.compiler.is_compiling() or stand_for_others(*tensors) or someone_follows())
+    if torch.compiler.is_compiling() or stand_for_others(*tensors) or someone_follows():
+        return False
+    return not any(x.is_meta for x in tensors)
 
 
 def stand_for_others(*tensors: Tensor) -> bool:

@@ -243,10 +243,12 @@ def read_settings(model: nn.Module) -> float | None:
 
 
 def was_adopted(model: nn.Module) -> bool:
-    """Whether a config in it says that QKNorm was there when it was saved, and none is now."""
+    """Whether a config that was loaded says that QKNorm was there when it was saved, and none is now."""
     if any(isinstance(module, QKNorm) for module in model.modules()):
         return False
-    return any(getattr(_own_config(module), "qknorm", None) is not None for module in model.modules())
+    # without a path the note is one of adopt, on a model made of the same config before
+    configs = [config for module in model.modules() if getattr(config := _own_config(module), "_name_or_path", None)]
+    return any(getattr(config, "qknorm", None) is not None for config in configs)
 
 
 def _own_config(model: nn.Module) -> Any:

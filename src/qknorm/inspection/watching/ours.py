@@ -22,12 +22,12 @@ _FORWARD = inspect.signature(MultiheadAttention.forward)
 @contextmanager
 def watch(model: nn.Module, tape: Tape) -> Iterator[None]:
     """Tells of every attention of ours in the model, by a look at `attend` itself, which computes as it always does."""
-    norms = {module.norm for module in model.modules() if isinstance(module, MultiheadAttention)}
+    ours = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
     with ExitStack() as stack:
-        for norm in norms:
+        for norm in {module.norm for module in ours}:
             stack.enter_context(replaced(norm, "scaled_query", wrapping(norm.scaled_query, _keep_raw(tape, "raw_q"))))
             stack.enter_context(replaced(norm, "key", wrapping(norm.key, _keep_raw(tape, "raw_k"))))
-        stack.enter_context(_looking_on(_tell(tape)))
+        stack.enter_context(_looking_on(_tell(tape, ours)))
         yield
 
 
@@ -49,7 +49,13 @@ def _keep_raw(tape: Tape, name: str) -> Callable[..., Tensor]:
     return normalise
 
 
-def _tell(tape: Tape) -> Callable[..., Any]:
+def _tell(tape: Tape, ours: list[MultiheadAttention]) -> Callable[..., Any]:
+    def name_of(frame: Frame, scale: float | Tensor) -> str:
+        """Of what runs; or, where that is no attention of ours, of the one whose scale it has, as in fused layers."""
+        if isinstance(frame.module, MultiheadAttention):
+            return frame.name
+        return next((tape.names[module] for module in ours if module.norm.scale is scale), frame.name)
+
     def attend(
         original: Callable[..., Any],
         unit_keys: bool,
@@ -61,23 +67,24 @@ def _tell(tape: Tape) -> Callable[..., Any]:
         frame = tape.top
         if frame is None or tape.is_claimed:
             return original(q_bhtd, k_bhsd, v_bhsd, **settings)
-        tape.tell(frame.name, lambda: _call(frame, q_bhtd, k_bhsd, v_bhsd, settings, unit_keys))
+        name = name_of(frame, settings["scale"])
+        tape.tell(name, lambda: _call(name, frame, q_bhtd, k_bhsd, v_bhsd, settings, unit_keys))
         with tape.claim():
             return original(q_bhtd, k_bhsd, v_bhsd, **settings)
 
     return attend
 
 
-def _call(frame: Frame, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], unit_keys: bool) -> Call:
+def _call(name: str, frame: Frame, q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], unit_keys: bool) -> Call:
     module, scale = frame.module, settings["scale"]
     mask = plain_mask(settings.get("mask"))
     if mask is not None:
         mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
     t, s = q.shape[2], k.shape[2]
     itself = _attends_to_itself(frame)
-    raw = {name: x for name, x in frame.notes.items() if name in ("raw_q", "raw_k")}
+    raw = {key: x for key, x in frame.notes.items() if key in ("raw_q", "raw_k")}
     call = Call(
-        frame.name,
+        name,
         q,
         k,
         v,
