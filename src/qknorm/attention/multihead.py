@@ -28,7 +28,9 @@ class MultiheadAttention(nn.Module):
     The QKNorm settings are those of `QKNorm`. `num_kv_heads` shares each key and value head among several query heads.
     `rotary` turns queries and keys by position, before or after normalising: keys from 0 on, or from the length of a
     cache on, and queries likewise, or where `is_causal` puts them. Unlike torch's module, a query whose keys are all
-    masked gets zeros instead of NaN, and `is_causal` needs no mask beside it; README.md lists all that differs.
+    masked gets zeros instead of NaN, and `is_causal` needs no mask beside it; README.md lists all that differs. A
+    square mask beside it that turns out to be the causal one is put aside, so that kernels need not read it; to see
+    that, a GPU is waited for once for each mask. torch.compile keeps it: for flash there give `is_causal` alone.
     """
 
     def __init__(
@@ -131,9 +133,7 @@ class MultiheadAttention(nn.Module):
         Masks mean what they mean in torch: True in a boolean mask hides a key, a float mask is added; `visibility` is
         one made ready for many calls, in place of both. With a `cache` the keys and values of earlier calls come before
         those of this one, and masks are for all of them; `is_causal` aligns to the end. A mask beside `is_causal` is
-        used, and what comes later is hidden besides; with more queries than keys the mask alone decides. A square one
-        that turns out to be the causal one is put aside, so that kernels need not read it; to see that, a GPU is waited
-        for once for each mask. torch.compile keeps it: for flash attention there give `is_causal` without a mask.
+        used, and what comes later is hidden besides; with more queries than keys the mask alone decides.
         """
         if query.is_nested or key.is_nested or value.is_nested:
             others = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
@@ -151,16 +151,11 @@ class MultiheadAttention(nn.Module):
         else:
             project = functools.partial(self._project_by, self._place_raw) if raw_query else self._project
             q, k, v = project(query, key, value, cache, lag)
-        mask: Tensor | Visibility | None = visibility
         if cache is not None:
             check_cached(q, k)
             if cache.visibility is not None:
-                mask, is_causal = cache.visibility, False
-        if mask is None:
-            sizes = Sizes(q.shape[0], self.num_heads, q.shape[2], k.shape[2] - self._extra_keys, self._extra_keys)
-            mask, is_causal = merge_masks(key_padding_mask, attn_mask, is_causal, sizes, q.device)
-        elif is_causal and self._extra_keys:
-            raise ValueError("is_causal beside visibility does not know of the extra keys; make it part of visibility")
+                visibility, is_causal = cache.visibility, False
+        mask, is_causal = self._merge_masks(q, k, key_padding_mask, attn_mask, is_causal, visibility)
         if raw:
             output, weights = self._attend_raw(q, k, v, mask, is_causal, lag), None
         else:
@@ -171,6 +166,23 @@ class MultiheadAttention(nn.Module):
         if not batched:
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _merge_masks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        visibility: Visibility | None,
+    ) -> tuple[Tensor | Visibility | None, bool]:
+        """All that hides keys as one mask, and whether it is still to be made causal."""
+        if visibility is None:
+            sizes = Sizes(q.shape[0], self.num_heads, q.shape[2], k.shape[2] - self._extra_keys, self._extra_keys)
+            return merge_masks(key_padding_mask, attn_mask, is_causal, sizes, q.device)
+        if is_causal and self._extra_keys:
+            raise ValueError("is_causal beside visibility does not know of the extra keys; make it part of visibility")
+        return visibility, is_causal
 
     def _batch_leading(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, cache: KeyValueCache | None
