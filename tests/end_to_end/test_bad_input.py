@@ -343,7 +343,7 @@ def assert_one_sentence(done: "subprocess.CompletedProcess[str]", part: str) -> 
 
 
 @pytest.mark.slow
-def test_full_disk(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Path) -> None:
+def test_full_disk(tiny: Tiny, tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path / "text", "train", sentences(400), upper)
     (tmp_path / "out").mkdir()
     done = with_small_files(4_000, "prepare", tmp_path / "out" / "data", *SIDES, "--train", *pairs)
@@ -356,7 +356,7 @@ def test_full_disk(capsys: pytest.CaptureFixture[str], tiny: Tiny, tmp_path: Pat
         with_small_files(20_000, "train", tiny.data, "--run", run, *words), "cannot write the checkpoint"
     )
     assert [path.name for path in (run / "checkpoints").iterdir()] == []
-    succeed(capsys, "train", tiny.data, "--run", run, "--resume", "--device", "cpu")
+    call("train", tiny.data, "--run", run, "--resume", "--device", "cpu")  # bytes repeat in a process of its own alone
     last = "checkpoints/step-00000020/model.safetensors"
     assert (run / last).read_bytes() == (tiny.run / last).read_bytes()
 
