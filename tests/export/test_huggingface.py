@@ -11,7 +11,6 @@ import torch
 from export_cases import KINDS, make_model, make_translator, write_run
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from foreign_models import library
 from qknorm.config import Attention, Model, Train
@@ -67,25 +66,6 @@ def test_every_kind_of_model_computes_the_same(kind: str, tmp_path: Path) -> Non
         torch.testing.assert_close(found, translator.model(source, target))
         masked = torch.where(source == PAD, 5, source)  # what stands under a mask has no say
         torch.testing.assert_close(model(masked, attention_mask=source != PAD, decoder_input_ids=target).logits, found)
-
-
-@pytest.mark.parametrize("p", [2.0, 3.0])
-def test_folders_from_before_scales_were_vectors(p: float, tmp_path: Path) -> None:
-    """They had a scale without a dimension, and p was in the settings only."""
-    translator = make_translator(attention=Attention(p=p))
-    exporter.write_folder(translator, tmp_path)
-    file = tmp_path / "model.safetensors"
-    older = {name: value for name, value in load_file(file).items() if not name.endswith("p_fixed")}
-    scales = {name: torch.tensor(7.0 + i) for i, name in enumerate(older) if name.endswith(".norm.scale")}
-    save_file(older | scales, file, metadata={"format": "pt"})
-    read, told = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told.values())
-    found, expected = read.state_dict(), translator.model.state_dict()
-    assert scales and found.keys() == {f"translator.{name}" for name in expected}
-    assert all(torch.equal(found[name], value.view(1)) for name, value in scales.items())
-    assert all(value == p for name, value in found.items() if name.endswith("p_fixed"))
-    read.save_pretrained(tmp_path)
-    assert all(value.shape == found[name].shape for name, value in load_file(file).items())
 
 
 def test_saving_and_loading_again_changes_nothing(loaded: Loaded, tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from qknorm.attention import KeyValueCache, QKNorm
+from qknorm.attention import KeyValueCache
 from qknorm.config import Model
 from qknorm.models.translator import DecoderCache, Memory, Translator
 from qknorm.specials import END, PAD, START
@@ -69,7 +67,6 @@ class QKNormForConditionalGeneration(PreTrainedModel, GenerationMixin):
     config_class = QKNormConfig
     base_model_prefix = "translator"
     main_input_name = "input_ids"
-    _keys_to_ignore_on_load_missing = (r"\.norm\.p_fixed$",)  # older folders do not have it
 
     def __init__(self, config: QKNormConfig) -> None:
         super().__init__(config)
@@ -78,9 +75,7 @@ class QKNormForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Positions are no weights, so that no file holds them, and older ones no p; the translator draws weights."""
-        if isinstance(module, QKNorm) and module.p_fixed is not None:
-            module.p_fixed.fill_(module.p_init)
+        """Positions are no weights, so that no file holds them; weights are drawn by the translator itself."""
         if isinstance(module, Translator):
             module.positions = module._position_table(len(module.positions)).to(module.words.weight)
 
@@ -129,25 +124,6 @@ class QKNormForConditionalGeneration(PreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=past, encoder_last_hidden_state=encoder_outputs[0]
         )
         return output.to_tuple() if return_dict is False else output
-
-
-class _InItsShape(ConversionOps):
-    """Gives a single number the shape that the model has for it: older folders hold scales without a dimension."""
-
-    def convert(self, input_dict: dict[str, Any], *_: object, **facts: Any) -> dict[str, Any]:
-        ((pattern, value),) = input_dict.items()
-        value = value[0] if isinstance(value, list) else value
-        held = facts["model"].get_parameter_or_buffer(facts["full_layer_name"])
-        return {pattern: value.reshape(held.shape) if value.numel() == held.numel() else value}
-
-    @property
-    def reverse_op(self) -> "_InItsShape":
-        return self
-
-
-register_checkpoint_conversion_mapping(
-    QKNormConfig.model_type, [WeightConverter("norm.scale", "norm.scale", [_InItsShape()])], overwrite=True
-)
 
 
 class _Encoder(nn.Module):
