@@ -17,7 +17,7 @@ PAGE = Path(__file__).parent / "guides" / "settings.md"
 OPENING = """\
 # Every setting
 
-A setting is an option of a command, as in `qknorm train data/gl-en --run runs/wide --model.feed-forward 2048`, or a
+A setting is an option of a command, as in `qknorm train data/gl-en --run runs/wide --model.feed-forward 4096`, or a
 line of a TOML file, which `--config` puts over a preset:
 
 ```toml

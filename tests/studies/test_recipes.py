@@ -54,13 +54,17 @@ def test_merges_are_the_papers():
     assert MERGES == {"en-vi": 8_000, "ar-en": 8_000, "en-he": 8_000, "sk-en": 8_000, "gl-en": 3_000}
 
 
-def test_our_own_default_is_what_the_dev_set_of_gl_en_chose():
+def test_our_own_default_is_what_the_dev_sets_chose():
     settings = preset("low-resource")
     assert settings.model.positions == "sinusoid" and settings.model.norm == "scale"
     assert settings.model.attention.qk_norm == "lp"
     assert settings.training.bpe_dropout == 0.1 and settings.model.dropout.word == 0
     schedule = settings.training.schedule
-    assert (schedule.kind, schedule.floor, settings.training.max_steps) == ("cosine", 1e-5, 30_000)
+    assert (schedule.kind, schedule.floor, settings.training.max_steps) == ("cosine", 1e-5, 25_000)
+    assert (settings.training.batch_tokens, schedule.peak) == (8_192, 1e-3)
+    assert (settings.model.encoder_layers, settings.model.decoder_layers, settings.model.feed_forward) == (6, 6, 2_048)
+    dropout = settings.model.dropout
+    assert dropout.residual == dropout.embedding == 0.3 and dropout.attention == dropout.feed_forward == 0.1
 
 
 def test_presets_have_the_names_that_are_promised():

@@ -35,7 +35,7 @@ def test_the_first_values_come_first_and_what_the_start_has_is_left_out():
     assert names == ["merges 2000", "heads 8", "merges 500", "heads 4", "merges 4000", "merges 8000"]
     assert [each.name for each in single_changes(LOW, 3_000, ("schedule", "layers"), values=1)] == [
         "schedule inverse-sqrt",
-        "layers 6",
+        "layers 5",
     ]
     # one value of each factor that the start does not have, though the likeliest is its own
     assert [each.name for each in single_changes(LOW, 1_000, ("merges", "norm"), values=1)] == [
@@ -54,15 +54,15 @@ def test_winners_are_the_best_value_of_each_factor_over_the_margin():
 
 
 def test_joining_takes_all_and_the_foremost_and_the_particular_goes_over_the_general():
-    dropout = next(each for each in single_changes(LOW, 3_000) if each.name == "dropout 0.4")
-    attention = next(each for each in single_changes(LOW, 3_000) if each.factor == "attention-dropout")
+    schedule = next(each for each in single_changes(LOW, 3_000) if each.name == "schedule inverse-sqrt")
+    steps = next(each for each in single_changes(LOW, 3_000) if each.name == "steps 50000")
     merges = Candidate("merges 500", {MERGES: 500}, "merges")
-    everything, two = join(LOW, [attention, dropout, merges])
+    everything, two = join(LOW, [steps, schedule, merges])
     assert (everything.name, two.name) == ("best 3 joined", "best 2 joined")
     assert everything.changes[MERGES] == 500 and MERGES not in two.changes
     for joined in (everything, two):
-        found = apply(LOW, joined.changes).model.dropout
-        assert (found.attention, found.residual, found.feed_forward) == (0.1, 0.4, 0.4)
+        found = apply(LOW, joined.changes).training
+        assert (found.schedule.kind, found.max_steps, found.stop_after) == ("inverse-sqrt", 50_000, 20)
     assert join(LOW, [merges]) == join(LOW, []) == []
 
 

@@ -51,9 +51,9 @@ def walk(search, devs):
 
 
 def test_a_change_that_the_most_steps_undo_is_no_candidate(search):
-    for most, expected in ((8, []), (20_000, ["steps 15000"]), (None, ["steps 60000", "steps 15000"])):
+    for most, expected in ((8, []), (20_000, ["steps 12500"]), (None, ["steps 50000", "steps 12500"])):
         made = search(only=("steps",), max_steps=most)
-        made.start = change(made.start, {"training.max_steps": 30_000})
+        made.start = change(made.start, {"training.max_steps": 25_000})
         assert [trial.system for trial in next(made.stages()) if trial.candidate.factor] == expected
 
 

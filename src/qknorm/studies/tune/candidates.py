@@ -27,8 +27,6 @@ def _together(settings: Sequence[str], *values: object) -> tuple[Changes, ...]:
     return tuple(dict.fromkeys(settings, value) for value in values)
 
 
-_DROPOUTS = tuple(f"model.dropout.{place}" for place in ("residual", "embedding", "attention", "feed_forward"))
-
 FACTORS: dict[str, tuple[Changes, ...]] = {
     "merges": _values(MERGES, 1_000, 2_000, 500, 4_000, 8_000),
     "word-dropout": _values("model.dropout.word", 0.0, 0.1, 0.2),
@@ -36,7 +34,7 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
         {
             "training.schedule.kind": "cosine",
             "training.schedule.floor": 1e-5,
-            "training.max_steps": 30_000,
+            "training.max_steps": 25_000,
             "training.stop_after": None,
         },
         {
@@ -51,8 +49,8 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
             "training.stop_after": None,
         },
     ),
-    "steps": _values("training.max_steps", 60_000, 30_000, 15_000),
-    "dropout": _together(_DROPOUTS, 0.2, 0.3, 0.4),
+    "steps": _values("training.max_steps", 50_000, 25_000, 12_500),
+    "dropout": _together(("model.dropout.residual", "model.dropout.embedding"), 0.2, 0.3, 0.4),
     "bpe-dropout": _values("training.bpe_dropout", 0.1, 0.05, 0.2, 0.0),
     "learning-rate": _values("training.schedule.peak", 1e-3, 7e-4, 4e-4),
     "feed-forward": _values("model.feed_forward", 2_048, 1_024, 512),
@@ -60,15 +58,15 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
     "layers": _together(("model.encoder_layers", "model.decoder_layers"), 6, 5, 4, 3),
     "label-smoothing": _values("training.label_smoothing", 0.1, 0.2, 0.4),
     "heads": _values("model.heads", 8, 4, 2),
-    "attention-dropout": _values("model.dropout.attention", 0.1, 0.3),
-    "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1, 0.3),
+    "attention-dropout": _values("model.dropout.attention", 0.1, 0.3, 0.2),
+    "feed-forward-dropout": _values("model.dropout.feed_forward", 0.1, 0.3, 0.2),
     "width": _values("model.width", 512, 256),
     "norm": _values("model.norm", "scale", "rms", "layer"),
     "positions": _values("model.positions", "sinusoid", "rotary"),
 }
 """Our preset's own values among them, for a search that starts elsewhere.
 
-Where two are joined that set the same, the later one counts: a single dropout goes over all of them."""
+Where two are joined that set the same, the later one counts: a number of steps goes over the schedule's."""
 
 QUICK = ("merges", "heads", "learning-rate")
 """What the quick form tries."""
