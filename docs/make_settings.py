@@ -22,10 +22,10 @@ line of a TOML file, which `--config` puts over a preset:
 
 ```toml
 [model]
-feed_forward = 2048
+feed_forward = 4096
 norm = "layer"
 [model.dropout]
-attention = 0.1
+attention = 0.2
 ```
 
 Options go over the file, the file over the preset. `"none"` in a file leaves open what can be left open. A name or a

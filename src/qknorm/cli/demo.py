@@ -247,7 +247,7 @@ def _clarity(weights: "Tensor") -> float:
 
 
 def _show_next(run_folder: Path, small: bool) -> None:
-    preset = " --preset low-resource-small" if small else ""  # a CPU would be at the default for a day
+    preset = " --preset low-resource-small" if small else ""  # a CPU would be at the default for days
     steps = {
         "Talk to it": [f"qknorm translate {_word(run_folder)}"],
         "Your own files, one sentence a line (TSV, JSONL, TMX, PO and MO work too)": [

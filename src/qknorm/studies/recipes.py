@@ -92,7 +92,7 @@ def change(settings: Train, changes: Mapping[str, object]) -> Train:
 
 
 def low_resource() -> Train:
-    """Our own default for 5,000 to 70,000 pairs: ScaleNorm with QKNorm, and words cut anew every epoch.
+    """Our own default for up to some 70,000 pairs: ScaleNorm with QKNorm, and words cut anew every epoch.
 
     Textbook positions, a cosine, no word dropout: chosen on the dev set of gl-en, size and batch on that of de-en too.
     """
