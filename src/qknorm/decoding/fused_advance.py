@@ -54,7 +54,7 @@ def _reorder(rows_ptr, stride, slot, origin, real, columns_end, new_at, new, BLO
 
 @triton.jit
 def _best_candidates(
-    logits_ptr, stride, log_p_ptr, finished_ptr, types, slot, real, now, END: tl.constexpr, MIN_LENGTH: tl.constexpr,
+    logits_ptr, stride, log_p_ptr, finished_ptr, types, slot, real, now, END: tl.constexpr,
     BEAM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The best continuations of a sentence's hypotheses in any order, their indices, and whether one is no number."""
@@ -72,7 +72,7 @@ def _best_candidates(
                 columns = start + tl.arange(0, BLOCK)
                 x = tl.load(row_ptr + columns, mask=columns < types, other=float("-inf")).to(tl.float32)
                 x = (x - largest) - log_mass + before
-                x = tl.where((columns == END) & (now <= MIN_LENGTH), float("-inf"), x)
+                x = tl.where((columns == END) & (now <= 1), float("-inf"), x)  # no translation is empty
                 for _ in tl.static_range(BEAM):
                     top = tl.max(x, axis=0)
                     at = tl.min(tl.where(x == top, columns, types), axis=0)
@@ -100,7 +100,7 @@ def _fill(best, flat, finished, real, BEAM: tl.constexpr):
 def _advance_kernel(
     logits_ptr, log_p_ptr, length_ptr, finished_ptr, limit_ptr, last_ptr, running_ptr, tokens_ptr, mask_ptr,
     penalty_ptr, now_ptr, types, logits_stride, tokens_stride, mask_stride, NBEST: tl.constexpr, END: tl.constexpr,
-    MIN_LENGTH: tl.constexpr, BEAM: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, ALONG: tl.constexpr,
+    BEAM: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, ALONG: tl.constexpr,
 ):  # fmt: skip
     sentence = tl.program_id(0)
     first = sentence.to(tl.int64) * BEAM
@@ -109,7 +109,7 @@ def _advance_kernel(
     now, limit = tl.load(now_ptr), tl.load(limit_ptr + sentence)
     best, flat, spoiled = _best_candidates(
         logits_ptr + first * logits_stride, logits_stride, log_p_ptr + first, finished_ptr + first, types, slot, real,
-        now, END, MIN_LENGTH, BEAM, BLOCK,
+        now, END, BEAM, BLOCK,
     )  # fmt: skip
     log_p = tl.load(log_p_ptr + first + slot, mask=real, other=float("-inf"))
     finished = tl.load(finished_ptr + first + slot, mask=real, other=1) != 0
@@ -165,7 +165,7 @@ def advance_fused(
     _advance_kernel[(sentences,)](
         logits_bkv, slots.log_p_bk, slots.length_bk, _bytes(slots.finished_bk), slots.limit_b, last_bk,
         _bytes(running_b), slots.tokens_bkt, mask_bkp, rules.penalty_t, length, types, _rows(logits_bkv),
-        _rows(slots.tokens_bkt), _rows(mask_bkp), NBEST=rules.nbest, END=END, MIN_LENGTH=1,
+        _rows(slots.tokens_bkt), _rows(mask_bkp), NBEST=rules.nbest, END=END,
         BEAM=beam, SLOTS=max(2, triton.next_power_of_2(beam)), BLOCK=block, ALONG=128,
         num_warps=8 if block > 2_048 else 4,
     )  # fmt: skip
