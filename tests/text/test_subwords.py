@@ -73,6 +73,18 @@ def test_full_dropout_gives_characters(raw):
     assert raw.tokens(raw.encode_with_dropout("the book", 1.0, random.Random(0))) == list("▁the▁book")
 
 
+def test_the_types_within_a_text_are_all_that_dropout_may_cut_it_into(tokenizer):
+    rng, found = random.Random(0), set()
+    for line in _TEXT[:6] * 300:
+        found.update(tokenizer.encode_with_dropout(line, rng.choice((0.1, 0.5, 0.9)), rng))
+    within = set(tokenizer.types_within(_TEXT))
+    assert found <= within and not within & set(range(len(SPECIALS)))
+    assert len(within - found) <= len(within) / 50, "rare cuts of long words, and no more"
+    some = tokenizer.types_within(["the red"])
+    assert set(tokenizer.encode("the red")) <= set(some) and len(some) < len(within) / 4
+    assert tokenizer.types_within([""]) == []
+
+
 def test_dropout_drops_as_often_as_it_says():
     """With the one merge a+b, a word "ab" stays apart exactly when that merge is dropped."""
     vocabulary = {token: number for number, token in enumerate((*SPECIALS, SPACE, "a", "b", "ab"))}

@@ -25,6 +25,7 @@ from qknorm.training.interruption import Interruption
 from qknorm.training.loop import Outcome, Trainer, TrainingDiverged
 from qknorm.training.parallel import Team, choose_device, join_team
 from qknorm.training.record import Recorder
+from qknorm.training.run_folder import allowed_types
 from qknorm.training.step import TrainingStep
 from qknorm.training.writer import Writer
 
@@ -245,6 +246,30 @@ def test_signs_of_life_change_nothing_that_is_written(
 def test_one_too_few_batches_are_told(data: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gives \d+ batches, fewer than the 99 of one step"):
         fit(data, tmp_path / "run", accumulate=99)
+
+
+def test_an_epoch_of_fewer_batches_than_a_step_takes_some_twice(data: Path, tmp_path: Path) -> None:
+    """Epochs that BPE-dropout cuts anew differ in their number of batches; the first has enough."""
+    prepared = PreparedData.load(data)
+    batches = TrainingBatches(prepared.split("train"), prepared.tokenizer, ("aa", "bb"), 256, 0, 0.5)
+    sizes = [len(batches.order)]
+    for epoch in range(1, 40):
+        batches.start_epoch(epoch)
+        sizes.append(len(batches.order))
+    fewer = next(epoch for epoch, size in enumerate(sizes) if size < sizes[0])
+    outcome = fit(
+        data, tmp_path / "run", batch_tokens=256, bpe_dropout=0.5, seed=0, accumulate=sizes[0], max_steps=fewer + 1
+    )
+    assert outcome.step == fewer + 1
+
+
+def test_a_target_that_bpe_dropout_alone_yields_may_be_produced(data: Path) -> None:
+    prepared = PreparedData.load(data)
+    plain, dropped = (allowed_types(settings(bpe_dropout=share), prepared) for share in (0.0, 0.5))
+    assert plain is not None and dropped is not None and (dropped & ~plain).any() and not (plain & ~dropped).any()
+    batches = TrainingBatches(prepared.split("train"), prepared.tokenizer, ("aa", "bb"), 256, 0, 0.5)
+    targets = torch.cat([torch.from_numpy(batches.arrays(batch).target_out).flatten() for batch in batches.batches])
+    assert dropped[targets[targets != 0]].all() and not plain[targets[targets != 0]].all()
 
 
 def test_a_best_mark_that_was_not_written_is_made_up_for(data: Path, tmp_path: Path) -> None:

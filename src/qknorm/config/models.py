@@ -96,7 +96,7 @@ class Model(Settings):
     language_vectors: bool = True
     """Add a learned vector to every input of a side."""
     logit_mask: bool = True
-    """Never produce types that do not occur in the target side of the training text."""
+    """Never produce types that the target side of the training text is not cut into, BPE-dropout included."""
     positions: Literal["sinusoid", "sinusoid-slip", "rotary"] = "sinusoid"
     """Sinusoids added to the input; as the paper's released code has them (sine in both halves); or rotary."""
     rotary_order: Literal["before_norm", "after_norm"] = "after_norm"

@@ -110,6 +110,17 @@ class Tokenizer:
         words = (word for chunk in text.split(" ") for word in self.spell(chunk)) if text else ()
         return [number for word in words for number in self._merge(word, dropout, rng)]
 
+    def types_within(self, lines: Iterable[str]) -> list[int]:
+        """Every type that dropout may cut these lines into: all that are spelled somewhere inside a word."""
+        chunks = {chunk for line in lines if line for chunk in line.split(" ")}
+        words = {word for chunk in chunks for word in self.spell(chunk)}
+        everything = "\n".join("".join(map(_letter, word)) for word in words)
+        spelled = {number: _letter(number) for number in {number for word in words for number in word}}
+        for (left, right), (_, made) in self.ranks.items():  # parts are learned before what is made of them
+            if left in spelled and right in spelled and (whole := spelled[left] + spelled[right]) in everything:
+                spelled[made] = whole
+        return sorted(spelled)
+
     def save(self, path: Path) -> None:
         """Writes tokenizer.json, which the tokenizers library also reads."""
         files.write_text(path, self._backend.to_str(pretty=True) + "\n")
@@ -154,6 +165,11 @@ class Tokenizer:
                 return merged
             (_, made), place = min(due)
             merged[place : place + 2] = [made]
+
+
+def _letter(number: int) -> str:
+    """A symbol as one letter, so that symbols in a row can be looked for as text; none is a line break."""
+    return chr(number + 32)
 
 
 def _build_backend(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], pretokenized: bool) -> Backend:

@@ -156,7 +156,8 @@ class Trainer:
         if place.position + self.group > len(self.batches):  # what is left over makes no whole step
             place.epoch, place.position = place.epoch + 1, 0
             self.batches.start_epoch(place.epoch)
-        chosen = range(place.position, place.position + self.group)
+        # an epoch that is cut anew may have fewer batches than the first: then a step takes some of them twice
+        chosen = [at % len(self.batches) for at in range(place.position, place.position + self.group)]
         place.position += self.group
         place.step += 1
         # dropout depends on seed, step and process alone, so that going on from a checkpoint needs no more than these

@@ -194,10 +194,15 @@ def _damaged(run: Path, error: Exception) -> InputError:
 
 
 def allowed_types(settings: Train, data: PreparedData) -> Tensor | None:
-    """Marks the types that a model may produce: those in the training text, and the end; None where it may all."""
+    """Marks the types that a model may produce: those in the training text, and the end; None where it may all.
+
+    With BPE-dropout these are all that the text can be cut into: a target that may not be produced teaches nothing.
+    """
     if not settings.model.logit_mask:
         return None
     allowed = torch.from_numpy(data.target_types.copy())
+    if settings.training.bpe_dropout:
+        allowed[data.tokenizer.types_within(data.split("train").text(data.target))] = True
     allowed[END] = True  # every sentence may
     return allowed
 
