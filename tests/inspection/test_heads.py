@@ -60,6 +60,19 @@ def test_neighbours_mean_nothing_between_two_texts() -> None:
     assert (found.previous, found.same, found.next) == (0, 0, 0)
 
 
+def test_keys_that_no_head_gives_any_weight_count_where_they_are_known_to_be_visible() -> None:
+    """As where logits lie so far apart that all other weights are 0 in float32."""
+    half = np.zeros((1, 4, 50))
+    half[..., 1:3] = 0.5
+    words = [f"w{n}" for n in range(50)]
+    alone, known = (find_patterns(half, words, one_text=False, visible=seen)[0] for seen in (None, np.full((1, 4), 50)))
+    assert (alone.role, alone.evenness) == ("broad", 1)
+    assert (known.role, known.evenness) == ("focused", pytest.approx(math.log(2) / math.log(50)))
+    previous = np.eye(5)[[0, 0, 1, 2, 3]][None]
+    assert find_patterns(previous, WORDS, one_text=True, visible=np.arange(1, 6))[0].role == "previous"
+    assert math.isnan(find_patterns(previous, WORDS, one_text=True)[0].evenness)
+
+
 def test_a_saturated_head_over_two_keys_is_not_broad() -> None:
     half = np.zeros((1, 4, 4))
     half[..., 1:3] = 0.5

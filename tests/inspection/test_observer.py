@@ -49,6 +49,14 @@ def test_an_observation() -> None:
     agree(replace(own, queries=real).measure(), seen.heads["decoder.0.self"], 1e-4)
 
 
+def test_rows_that_fill_a_batch_up_are_no_sentences() -> None:
+    model, (source, target) = translator().eval(), batch(2)
+    filled_source, filled_target = torch.zeros(6, 6, dtype=torch.long), torch.zeros(6, 4, dtype=torch.long)
+    filled_source[1:3], filled_target[1:3] = source, target
+    filled_source[[0, 3, 4, 5], 0] = 3  # an end, as batching writes it
+    assert AttentionObserver()(1, model, filled_source, filled_target) == AttentionObserver()(1, model, source, target)
+
+
 def saturating(model: Translator) -> Translator:
     """Queries and keys that point the same way, very far."""
     with torch.no_grad():

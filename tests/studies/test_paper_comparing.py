@@ -68,10 +68,11 @@ def test_what_is_not_finished_or_diverged_is_told(data, tmp_path):
     finish(own[0].job, data, wrong=0)
     for each in bad:
         each.job.write()
-        Result("diverged", "no number", 5.0, 3, 0, None).write(each.job.folder)
+        Result("diverged", "no number", 5.0, 3, 0, 0.2).write(each.job.folder)
     first, second = Comparer().compare(everything)
     assert (len(first.scores), first.planned) == (1, 2)
     assert (second.scores, second.diverged, second.difference, second.outcome) == ((), 2, None, "diverged")
+    assert (second.dev, second.seconds) == ((), ()), "nor has it a part in what means are taken of"
     assert second.published == 24.53 and second.claimed == pytest.approx(24.53 - 33.24)
 
 

@@ -145,6 +145,14 @@ def test_copies_of_split_off_sentences_leave_training_whatever_the_settings(tmp_
     assert not {target for _, target in held_out} & {target for _, target in kept}
 
 
+@pytest.mark.parametrize(("drop", "kept"), [(False, 90), (True, 45)])
+def test_overlap_with_a_given_set_stays_if_so_set_though_the_other_set_is_split_off(tmp_path, drop, kept):
+    pairs = made_up_pairs(100)
+    others = {"dev": pairs[:50], "test_pairs": 10, "cleaning": Cleaning(drop_overlap=drop)}
+    report = prepare(settings_for(tmp_path, pairs, **others), tmp_path / "out")
+    assert (report.splits["train"].pairs, report.splits["test"].pairs) == (kept, kept // 9)
+
+
 def test_small_corpora_and_sizes_of_zero_split_nothing_off(tmp_path):
     report = prepare(settings_for(tmp_path, made_up_pairs(9)), tmp_path / "small")
     assert list(report.splits) == ["train"] and "9 pairs are too few to split off dev and test" in report.warnings[0]

@@ -63,25 +63,28 @@ class HeadPattern:
         return "focused" if self.evenness <= FOCUSED else "mixed"
 
 
-def find_patterns(weights: ArrayLike, keys: Sequence[str], *, one_text: bool) -> list[HeadPattern]:
+def find_patterns(
+    weights: ArrayLike, keys: Sequence[str], *, one_text: bool, visible: ArrayLike | None = None
+) -> list[HeadPattern]:
     """The pattern of every head; `keys` are the key tokens.
 
-    Neighbours have a meaning only where queries and keys are `one_text` (self-attention).
+    Neighbours have a meaning only where queries and keys are `one_text` (self-attention). `visible` is how many keys a
+    query may see (heads, queries); without it those count that any head gives weight, which saturated heads may not.
     """
     heads = _check(weights)
     count = heads.shape[-1]
     if count != len(keys):
         raise ValueError(f"weights over {count} keys do not fit {len(keys)} key tokens")
-    visible = (heads > 0).any(axis=0).sum(axis=-1)  # in a saturated head, weights of keys it can see are 0 as well
-    choosing = np.broadcast_to(visible > 1, heads.shape[:2])
+    seen = (heads > 0).any(axis=0).sum(axis=-1) if visible is None else np.asarray(visible)
+    seen = np.broadcast_to(seen, heads.shape[:2])
+    choosing = seen > 1
     at_ends = np.array([place > 0 and is_delimiter(key) for place, key in enumerate(keys)], dtype=bool)
     shares = {
         "first": _mean_over(heads[..., 0], choosing),
         "delimiters": _mean_over(heads[..., at_ends].sum(axis=-1), choosing),
-        "evenness": _mean_over(_entropy(heads) / np.log(np.maximum(visible, 2)), choosing),
+        "evenness": _mean_over(_entropy(heads) / np.log(np.maximum(seen, 2)), choosing),
     }
-    if not (visible > 1).any():
-        shares["evenness"][:] = math.nan
+    shares["evenness"][~choosing.any(axis=-1)] = math.nan
     for name, step in (("previous", -1), ("same", 0), ("next", 1)):
         shares[name] = _diagonal_share(heads, choosing, step) if one_text else np.zeros(len(heads))
     return [HeadPattern(**{name: float(share[head]) for name, share in shares.items()}) for head in range(len(heads))]

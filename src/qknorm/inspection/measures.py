@@ -168,6 +168,15 @@ def attention_weights(
         return weights if visible is None else weights.masked_fill(~visible.any(dim=-1, keepdim=True), 0.0)
 
 
+def visible_keys(q_bhtd: Tensor, k_bhsd: Tensor, *, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """How many keys each query may see (b, h, t), whatever weight it gives them."""
+    product = Product.of(q_bhtd, k_bhsd, 1.0, mask, is_causal, None, None)
+    visible = product.visible(slice(0, product.t), slice(0, product.s))
+    if visible is None:
+        return torch.full(q_bhtd.shape[:3], product.s, device=q_bhtd.device)
+    return visible.sum(dim=-1).expand(q_bhtd.shape[:3])
+
+
 # ------------------------------------------------------------------ over pairs: the size of logits
 
 

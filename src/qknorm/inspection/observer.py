@@ -53,9 +53,11 @@ class AttentionObserver:
 
     def __call__(self, step: int, model: nn.Module, *inputs: Tensor) -> Observation:
         """Observes the model on the first sentences of the inputs it was trained on at this step."""
-        few = [x[:SENTENCES] for x in inputs]
         real = {}
+        few = [x[:SENTENCES] for x in inputs]
         if isinstance(model, Translator):
+            sentences = (inputs[1] != PAD).any(dim=1)  # the other rows fill a batch up to its shape
+            few = [x[sentences][:SENTENCES] for x in inputs]
             real = dict(zip(("encoder", "decoder"), (x != PAD for x in few), strict=True))
         monitor = AttentionMonitor(model, batch=SENTENCES)
         measured = monitor.probe(lambda: model(*few), step=step, real=real)

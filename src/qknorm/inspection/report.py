@@ -66,6 +66,8 @@ class Attention:
     keys: str
     weights: NDArray[np.float64]
     measures: HeadNumbers = field(default_factory=dict)
+    visible: NDArray[np.int64] | None = None
+    """How many keys each query may see (heads, queries); where nobody knows, those that any head gives weight."""
 
     @property
     def heads(self) -> int:
@@ -239,7 +241,9 @@ def sentence_of_calls(
         queries, keys = sides(call.name) if sides else _guess_sides(call.name, known, weights.shape[1:])
         for side, length in ((queries, weights.shape[1]), (keys, weights.shape[2])):
             known.setdefault(side, [str(place + 1) for place in range(length)])
-        attentions.append(Attention(_fresh(call.name, attentions), queries, keys, weights, call.measure().as_dict()))
+        visible = call.visible_keys()[0].cpu().numpy()
+        name, measures = _fresh(call.name, attentions), call.measure().as_dict()
+        attentions.append(Attention(name, queries, keys, weights, measures, visible))
     used = {side for one in attentions for side in (one.queries, one.keys)}
     known = {side: some for side, some in known.items() if side in used}
     said = " ".join(next(iter(known.values()), [])) if text is None else text
@@ -324,7 +328,8 @@ def _layer_numbers(names: Sequence[str]) -> list[int]:
 
 def _roles_in(sentence: Sentence, attention: str) -> list[str]:
     one = sentence.attention(attention)
-    patterns = find_patterns(one.weights, sentence.tokens[one.keys], one_text=one.queries == one.keys)
+    keys, one_text = sentence.tokens[one.keys], one.queries == one.keys
+    patterns = find_patterns(one.weights, keys, one_text=one_text, visible=one.visible)
     return [pattern.role for pattern in patterns]
 
 

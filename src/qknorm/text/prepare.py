@@ -102,7 +102,7 @@ class _Preparation:
     def copy_held_out(self, name: str, paths: tuple[Path, ...]) -> None:
         """Normalises a given dev or test set without losing a pair."""
         pairs = (clean_pair(pair) for pair in self.watch(name, paths))
-        self.pairs[name] = self.write(name, self.hold_out(pairs))
+        self.pairs[name] = self.write(name, self.hold_out(pairs) if self.settings.cleaning.drop_overlap else pairs)
 
     def clean_training_text(self) -> "array[int]":
         """Writes the training pairs that pass all rules, and returns their hashes."""

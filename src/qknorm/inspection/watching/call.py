@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qknorm.attention.adopting.family import HIDES_BELOW
-from qknorm.inspection.measures import Measures, attention_weights, measure
+from qknorm.inspection.measures import Measures, attention_weights, measure, visible_keys
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Call:
         return attention_weights(
             self.q, self.k, scale=self.scale, mask=self.mask, is_causal=self.is_causal, softcap=self.softcap
         )
+
+    def visible_keys(self) -> Tensor:
+        """How many keys each query may see (b, h, t)."""
+        return visible_keys(self.q, self.k, mask=self.mask, is_causal=self.is_causal)
 
     def measure(self, threshold: float = 0.99) -> Measures:
         """Its measures; `threshold` is the weight above which a query counts as saturated."""

@@ -151,6 +151,7 @@ def _summarise(
     against: str,
 ) -> Compared:
     scored = [each for each in finished if each[1].scores]
+    ended = [result for _, result in finished if result.status != "diverged"]
     signatures = {_entry(each)["signature"] for each in scored}
     return Compared(
         experiment,
@@ -161,8 +162,8 @@ def _summarise(
         _shown(experiment, pair, system),
         _claimed(experiment, pair, system, against),
         tuple(_score(each) for each in scored),
-        tuple(result.dev_bleu for _, result in finished if result.dev_bleu is not None),
-        tuple(result.seconds for _, result in finished),
+        tuple(result.dev_bleu for result in ended if result.dev_bleu is not None),
+        tuple(result.seconds for result in ended),
         planned,
         sum(result.status == "diverged" for _, result in finished),
         signature=", ".join(sorted(signatures)),
