@@ -17,6 +17,12 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A pair whose text is in tokens, as the paper's is."""
+    return prepare_copy(tmp_path_factory.mktemp("tokens"), pretokenized=True).folder
+
+
 def cells(written, title):
     table = next(each for each in written.page.tables if each.title.startswith(title))
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows], table
@@ -48,6 +54,30 @@ def test_the_paper_and_ours_stand_side_by_side(folder, tmp_path):
     assert "<td>24.21</td>" in written.html.read_text(encoding="utf-8")
 
 
+def test_each_table_has_its_own_average_gain_of_the_paper(folder, tmp_path):
+    plan = make_plan([TABLES["2"], TABLES["3"]], tmp_path, folder)
+    for each in plan.planned:
+        finish(each.job, each.data, wrong=8 if each.system.name == "baseline" else 0)
+    written = write_report(plan, tmp_path, "command")
+    for table, gain in (("Table 2", "+0.928"), ("Table 3", "+0.990")):
+        assert any(note.endswith(f"the paper's, over five: {gain}.") for note in cells(written, table)[1].notes)
+
+
+def test_the_page_says_what_measure_it_has(folder, tokens, tmp_path):
+    """Text that was never in tokens is not scored by the paper's scripts, whatever its table is called."""
+    experiments = [TABLES["2"], TABLES["3"], TABLES["4"], BEYOND["norms"]]
+    titles = {}
+    for name, data in (("plain", folder / "gl-en"), ("tokens", tokens)):
+        plan = make_plan(experiments, tmp_path / name, data, pair="gl-en")
+        page = write_report(plan, tmp_path / name, "command").page
+        titles[name] = [table.title for table in page.tables[:2]]
+        told = [any(note.startswith("gl→en: text that was never tokenised, scored by SacreBLEU") for note in table.notes)
+                for table in page.tables]  # fmt: skip
+        assert told == ([True, True, True, False] if name == "plain" else [False] * 4)
+    assert titles["plain"] == ["Table 2: Test BLEU, SacreBLEU", "Table 3: Test BLEU, SacreBLEU"]
+    assert titles["tokens"] == ["Table 2: Test BLEU, Moses scripts", "Table 3: Test BLEU, SacreBLEU"]
+
+
 def test_every_run_is_in_the_csv(folder, tmp_path):
     plan = make_plan([TABLES["6"].choose(["without-g"])], tmp_path, folder, pair="gl-en", seeds=2)
     finish(plan.planned[0].job, plan.planned[0].data, wrong=2)
@@ -63,6 +93,8 @@ def test_every_run_is_in_the_csv(folder, tmp_path):
     assert table[1]["seeds"] == "1 of 2 (1 diverged)" and table[1]["ours, mean ± sd"] == "–"
     assert table[1]["paper (en→vi)"] == "24.53"
     assert "Not finished: 2 of 4 runs. The same command goes on with them." in written.page.summary
+    summary = write_report(plan, tmp_path, "qknorm study paper --report").page.summary
+    assert "Not finished: 2 of 4 runs. The same command without --report goes on with them." in summary
 
 
 def test_beyond_the_paper_the_difference_itself_is_told(folder, tmp_path):

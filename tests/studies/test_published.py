@@ -7,6 +7,7 @@ from qknorm.studies.published import (
     SCORES,
     SOFTMAX_EXAMPLE,
     TABLE_1,
+    average_gain,
     nearest_pair,
     published_bleu,
 )
@@ -16,6 +17,7 @@ from qknorm.studies.recipes import PAIRS
 def test_the_average_gain_is_that_of_table_2():
     gains = [published_bleu("Table 2", pair, "qknorm") - published_bleu("Table 2", pair, "baseline") for pair in PAIRS]
     assert math.fsum(gains) / len(gains) == pytest.approx(AVERAGE_GAIN, abs=5e-4)
+    assert average_gain("Table 2") == pytest.approx(AVERAGE_GAIN) and average_gain("Table 3") == pytest.approx(0.990)
 
 
 def test_every_table_has_all_its_numbers_once():

@@ -119,6 +119,12 @@ class Written:
     results: Path
 
 
+def going_on(command: str) -> str:
+    """How to go on with runs that are not finished, below a page that this command made."""
+    without = " without --report" if "--report" in command.split() else ""
+    return f"The same command{without} goes on with them."
+
+
 def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
     """Writes rows by their columns; what a row lacks is empty, a column it should not have is an error."""
     text = io.StringIO()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qknorm.scoring.paired_tests import koehn_p
 from qknorm.scoring.resampling import bootstrap_totals
 from qknorm.studies.grid.jobs import Result, read_result, read_translations
-from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure
+from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure, measures_for
 from qknorm.studies.paper.experiments import Experiment
 from qknorm.studies.paper.plan import Planned
 
@@ -49,6 +49,8 @@ class Compared:
     p: float | None = None
     """None beside a difference, too, where nothing is tested."""
     signature: str = ""
+    measure: str = ""
+    """What the scores are of, by its name in grid/scores.py."""
 
     @property
     def outcome(self) -> str:
@@ -104,12 +106,13 @@ class Comparer:
             if result is not None:
                 by_system[each.system.name].append((each, result))
         systems = {each.system.name: each.system for each in planned}
+        measure = measure_name(experiment, measures_for(planned[0].data.tokenizer.pretokenized))
         lines = []
         for name, system in systems.items():
             against = system.against or experiment.reference
             count = sum(each.system.name == name for each in planned)
             line = _summarise(experiment, pair, by_system[name], count, system.name, system.what, against)
-            lines.append(self._test(line, by_system[name], by_system.get(against, [])))
+            lines.append(self._test(replace(line, measure=measure), by_system[name], by_system.get(against, [])))
         return lines
 
     def _test(

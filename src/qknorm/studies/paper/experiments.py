@@ -98,12 +98,8 @@ _CONTROL = System("layernorm-dot-products", "LayerNorm, dot products", changes=_
 TABLES: dict[str, Experiment] = {
     each.name: each
     for each in (
-        Experiment(
-            "2", "Test BLEU, Moses scripts", (BASELINE, QKNORM), "baseline", PAIRS, "Table 2", "moses", SIGNIFICANCE
-        ),
-        Experiment(
-            "3", "Test BLEU, SacreBLEU", (BASELINE, QKNORM), "baseline", PAIRS, "Table 3", "sacrebleu", SIGNIFICANCE
-        ),
+        Experiment("2", "Test BLEU", (BASELINE, QKNORM), "baseline", PAIRS, "Table 2", "moses", SIGNIFICANCE),
+        Experiment("3", "Test BLEU", (BASELINE, QKNORM), "baseline", PAIRS, "Table 3", "sacrebleu", SIGNIFICANCE),
         Experiment(
             "4",
             "Heads",

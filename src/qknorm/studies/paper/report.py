@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qknorm.studies.grid.jobs import Result, read_result
+from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK
 from qknorm.studies.paper.comparing import SAMPLES, Compared, Comparer
 from qknorm.studies.paper.experiments import Experiment
 from qknorm.studies.paper.plan import MissingPair, Plan, Planned
-from qknorm.studies.published import AVERAGE_GAIN
+from qknorm.studies.published import average_gain
 from qknorm.studies.statistics import mean_and_deviation
-from qknorm.studies.tables import Page, Table, Written, write_csv
+from qknorm.studies.tables import Page, Table, Written, going_on, write_csv
 
 NOTHING = "–"
 RESULTS = "results.csv"
+SCORERS = {RELEASED: "Moses scripts", TREEBANK: "SacreBLEU", PLAIN: "SacreBLEU"}
 WORDS = frozenset({"pair", "system", "outcome", "settings", "attention"})
 CSV_COLUMNS = (
     "experiment", "pair", "system", "seed", "status", "dev_bleu", "bleu", "multi-bleu", "multi-bleu-detok",
@@ -43,7 +45,7 @@ def write_report(plan: Plan, out: Path, command: str, extras: Extras = _NO_EXTRA
     comparer = Comparer(tests=not extras.quick)
     compared = {key: comparer.compare(planned) for key, planned in groups.items()}
     tables = (*make_tables(compared), *extras.tables)
-    summary = summarise(compared, plan, extras.quick)
+    summary = summarise(compared, plan, extras.quick, command)
     write_csv(out / RESULTS, CSV_COLUMNS, _csv_rows(plan.planned))
     sections: dict[str, Sequence[str]] = {"Not here": _fetching(plan.missing)} if plan.missing else {}
     sections |= {"How it was made": _how_made(plan, command), "How to read this": HOW_TO_READ}
@@ -74,10 +76,15 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
     notes = [f"Compared with {experiment.reference}, unless the line is a pair of systems under one change."]
     if all(line.system == experiment.reference or line.against == experiment.reference for line in lines):
         notes = [f"Compared with {experiment.reference}."]
-    if experiment.name in ("2", "3"):
-        notes += _average_gain(lines)
+    if experiment.where in ("Table 2", "Table 3"):
+        title += f", {' or '.join(dict.fromkeys(SCORERS[line.measure] for line in lines))}"
+        notes += _average_gain(experiment.where, lines)
     if len(experiment.pairs) > 1 and any(line.pair not in experiment.pairs for line in lines):
         notes.append("For a pair that the paper does not have, its difference is the average over its own pairs.")
+    plain = ", ".join(dict.fromkeys(arrow(line.pair) for line in lines if line.measure == PLAIN))
+    if of_paper and plain:
+        notes.append(f"{plain}: text that was never tokenised, scored by SacreBLEU as it is; the paper's numbers beside it "
+                     "are of tokens, by another measure.")  # fmt: skip
     signatures = sorted({line.signature for line in lines if line.signature})
     notes += [f"Signature: {signature}" for signature in signatures]
     return Table(title, tuple(columns), tuple(rows), WORDS, tuple(notes))
@@ -100,18 +107,20 @@ def _our_cells(line: Compared) -> tuple[str, ...]:
     )
 
 
-def _average_gain(lines: Sequence[Compared]) -> list[str]:
+def _average_gain(where: str, lines: Sequence[Compared]) -> list[str]:
     gains = [line.difference for line in lines if line.against and line.difference is not None]
     if len(gains) < 2:
         return []
     return [f"Average gain over {len(gains)} pairs: {math.fsum(gains) / len(gains):+.3f} BLEU; the paper's, over five: "
-            f"{AVERAGE_GAIN:+.3f}."]  # fmt: skip
+            f"{average_gain(where):+.3f}."]  # fmt: skip
 
 
 # ------------------------------------------------------------------ words
 
 
-def summarise(compared: Mapping[tuple[str, str], Sequence[Compared]], plan: Plan, quick: bool) -> tuple[str, ...]:
+def summarise(
+    compared: Mapping[tuple[str, str], Sequence[Compared]], plan: Plan, quick: bool, command: str
+) -> tuple[str, ...]:
     """What holds of the paper's claims, and how much is still to be run."""
     lines = [line for each in compared.values() for line in each if line.against]
     summary = []
@@ -130,7 +139,7 @@ def summarise(compared: Mapping[tuple[str, str], Sequence[Compared]], plan: Plan
             summary.append(f"{arrow(line.pair)}, {line.what}: {line.outcome}{told}.")
     left = sum(read_result(job.folder) is None for job in plan.jobs)
     if left:
-        summary.append(f"Not finished: {left} of {len(plan.jobs)} runs. The same command goes on with them.")
+        summary.append(f"Not finished: {left} of {len(plan.jobs)} runs. {going_on(command)}")
     if plan.missing:
         summary.append(f"Data not here: {', '.join(arrow(each.pair) for each in plan.missing)}; see below.")
     return tuple(summary)

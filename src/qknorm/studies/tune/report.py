@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from qknorm.studies.tables import Page, Table, Written, write_csv
+from qknorm.studies.tables import Page, Table, Written, going_on, write_csv
 from qknorm.studies.tune.candidates import FACTORS, START, Candidate, find_winners
 from qknorm.studies.tune.search import Search, Trial
 from qknorm.studies.tune.testing import best_average, tabulate_test
@@ -36,7 +36,7 @@ def write_report(search: Search, command: str) -> Written:
     best = search.best()
     if best:
         write_settings(search.out / BEST, best[0].job.settings)
-    summary = summarise(search)
+    summary = summarise(search, command)
     write_csv(search.out / RESULTS, CSV_COLUMNS, [_csv_row(search, trial) for trial in search.trials])
     sections = {"How it was made": _how_made(search, command), "How to read this": HOW_TO_READ}
     pair = f"{search.data.base.source}→{search.data.base.target}"
@@ -44,7 +44,7 @@ def write_report(search: Search, command: str) -> Written:
     return Written(page, *page.write(search.out), search.out / RESULTS)
 
 
-def summarise(search: Search) -> tuple[str, ...]:
+def summarise(search: Search, command: str) -> tuple[str, ...]:
     """The best system, what helped and what did not, and how much is still to be run."""
     best, summary = search.best(), []
     if search.quick:
@@ -72,7 +72,7 @@ def summarise(search: Search) -> tuple[str, ...]:
     summary += _what_helped(search)
     left = sum(trial.result is None for trial in search.trials)
     if left:
-        summary.append(f"Not finished: {left} of {len(search.trials)} runs. The same command goes on with them.")
+        summary.append(f"Not finished: {left} of {len(search.trials)} runs. {going_on(command)}")
     return tuple(summary)
 
 
