@@ -71,8 +71,8 @@ def test_the_page_says_what_measure_it_has(folder, tokens, tmp_path):
         plan = make_plan(experiments, tmp_path / name, data, pair="gl-en")
         page = write_report(plan, tmp_path / name, "command").page
         titles[name] = [table.title for table in page.tables[:2]]
-        told = [any(note.startswith("gl→en: text that was never tokenised, scored by SacreBLEU") for note in table.notes)
-                for table in page.tables]  # fmt: skip
+        said = "gl→en: text that was never tokenised, scored by SacreBLEU"
+        told = [any(note.startswith(said) for note in table.notes) for table in page.tables]
         assert told == ([True, True, True, False] if name == "plain" else [False] * 4)
     assert titles["plain"] == ["Table 2: Test BLEU, SacreBLEU", "Table 3: Test BLEU, SacreBLEU"]
     assert titles["tokens"] == ["Table 2: Test BLEU, Moses scripts", "Table 3: Test BLEU, SacreBLEU"]

@@ -102,10 +102,10 @@ def run(words: Sequence[str]) -> None:
     from qknorm.studies.lp.report import write_report
 
     if arguments.merge or arguments.report:
-        folder = _gather(arguments)
-        if arguments.report and not folder.records():
+        folder = _gather(arguments) if arguments.merge or (arguments.out / "study.json").exists() else None
+        if folder is None or (arguments.report and not folder.records()):
             again = shlex.join(["qknorm", "study", "lp", *(word for word in words if word != "--report")])
-            raise InputError(f"--report: nothing is finished in {folder.path}; run it first: {again}")
+            raise InputError(f"--report: nothing is finished in {arguments.out}; run it first: {again}")
         _show(write_report(folder, []), folder)
         return
     try:
@@ -117,7 +117,7 @@ def run(words: Sequence[str]) -> None:
     report = write_report(folder, folder.missing(runs))
     _show(report, folder)
     if left:
-        warn(f"time is up: {len(left)} runs are left")
+        warn(f"--max-minutes: another stack would probably not end in time; {len(left)} runs are left")
         suggest("Go on", "qknorm", "study", "lp", *words)
 
 

@@ -105,6 +105,16 @@ def test_p_below_2_has_no_say_about_p_above_2_but_in_the_correction() -> None:
     assert compared[0].adjusted_t == pytest.approx(3 * compared[0].tested.t_p)
 
 
+def test_a_line_of_too_few_folds_has_no_p_and_no_part_in_the_correction() -> None:
+    records = made_up_arm("same-scale", (2.0, 3.0), 5, losses({3.0: 0.05}))  # type: ignore[arg-type]
+    records += made_up_arm("same-scale", (4.0,), 2, losses({4.0: 0.08}))  # type: ignore[arg-type]
+    tested, untested = compare_with_baseline(Results(records), "same-scale")
+    assert tested.adjusted_t == tested.tested.t_p and tested.adjusted_wilcoxon == tested.tested.wilcoxon_p
+    assert untested.outcome == "untested" and math.isclose(untested.tested.difference, -0.08, abs_tol=0.01)
+    row = make_tables(Results(records))[1].rows[1]
+    assert row[:2] == ("4", "2") and row[3:] == ("–", "–", "–", "–", "untested")
+
+
 def test_a_run_that_diverged_is_counted_and_spoils_its_test() -> None:
     records = made_up_arm("same-scale", EXPONENTS, 4, losses({}))  # type: ignore[arg-type]
     records.append(made_up("same-scale", 4.0, 3, math.nan, best=2.0))

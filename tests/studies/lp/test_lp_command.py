@@ -160,9 +160,13 @@ def test_the_command_on_the_page_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_reports_and_merges_of_nothing(tmp_path: Path) -> None:
-    for words in (["--report"], ["--merge", str(tmp_path / "nowhere")]):
-        with pytest.raises(InputError, match="holds no study"):
-            run(["lp", "--out", str(tmp_path / "a"), *words])
+    out = ["--out", str(tmp_path / "a")]
+    told = f"nothing is finished in .*; run it first: qknorm study lp --quick {' '.join(out)}$"
+    with pytest.raises(InputError, match=told):
+        run(["lp", "--quick", *out, "--report"])
+    with pytest.raises(InputError, match="holds no study"):
+        run(["lp", *out, "--merge", str(tmp_path / "nowhere")])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_before_any_run_is_finished(text: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,18 @@ def test_time_that_is_up_begins_no_stack(tmp_path: Path) -> None:
     left = run_missing(folder, RUNS, TEXT, Execution(), Plan(max_minutes=1e-9), quiet)
     assert left == RUNS
     assert folder.records() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_of_the_folder_tell_how_long_the_next_takes(tmp_path: Path, workers: int) -> None:
+    folder = StudyFolder.create_or_open(tmp_path, tiny_study(), TEXT)
+    slow = Record(RUNS[0], folder.about.fingerprint, (Point(6, 1.0, 1.0),), 60_000.0, Execution().facts())  # 6 minutes
+    folder.add(slow)
+    plan = Plan(workers=workers, max_minutes=5)
+    assert run_missing(folder, RUNS, TEXT, Execution(), plan, quiet) == RUNS[1:]
+    if workers == 1:
+        folder.add(replace(slow, made_by={"device": "cuda (another)", "layers": "plain"}))
+        assert run_missing(folder, RUNS[:2], TEXT, Execution(), plan, quiet) == []
 
 
 @pytest.mark.slow

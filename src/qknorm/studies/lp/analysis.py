@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from qknorm.studies.lp.design import ARMS, Arm, make_run
@@ -141,7 +141,9 @@ def _compare(
     for _, _, records, baseline in cases:
         folds = [fold for fold in records if fold in baseline]
         losses = [[getattr(each[fold], measure) for fold in folds] for each in (records, baseline)]
-        tested.append(compare_pairs(*losses))
+        test = compare_pairs(*losses)
+        # too few folds are no test, which would have a p and its share in the correction of the others
+        tested.append(test if test.pairs >= FEWEST_FOLDS else replace(test, t_p=math.nan, wilcoxon_p=math.nan))
     adjusted_t = holm([each.t_p for each in tested])
     adjusted_wilcoxon = holm([each.wilcoxon_p for each in tested])
     return [

@@ -32,6 +32,12 @@ class Execution:
     layers: Layers = "plain"
     streams: int = STREAMS
 
+    def facts(self) -> dict[str, str]:
+        """What a run's record says of it: runs that agree in this take about as long."""
+        device = torch.device(self.device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        return {"device": f"{device.type} ({name})", "layers": self.layers}
+
 
 def train_stack(
     runs: Sequence[Run], study: LpStudy, text: Text, execution: Execution, on_progress: OnProgress | None = None
@@ -54,9 +60,7 @@ def train_stack(
                 on_progress(done, study.iterations, math.fsum(curve[-1].validation for curve in curves) / len(curves))
         skipped = stack.skipped_steps()
     milliseconds = 1_000 * seconds / study.iterations / len(runs)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    place = {"versions": versions(), "device": f"{device.type} ({name})"}
-    maker = {**place, "models_in_stack": len(runs), "layers": execution.layers}
+    maker = {"versions": versions(), **execution.facts(), "models_in_stack": len(runs)}
     mark = fingerprint(study, text.digest)
     return [
         Record(run, mark, tuple(curve), milliseconds, maker, left_out)

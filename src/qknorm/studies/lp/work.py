@@ -82,7 +82,7 @@ def run_missing(
 ) -> list[Run]:
     """Trains what is missing of `runs`, keeping every stack as it ends; returns what time did not allow."""
     stacks = make_stacks(folder.missing(runs), plan.stack_size)
-    clock = _Clock(plan.max_minutes)
+    clock = _Clock(plan.max_minutes, [] if plan.max_minutes is None else _seconds_before(folder, execution))
     if plan.workers == 1:
         left = _work_here(folder, stacks, text, execution, clock, on_news)
     else:
@@ -90,15 +90,24 @@ def run_missing(
     return [run for stack in left for run in stack]
 
 
+def _seconds_before(folder: StudyFolder, execution: Execution) -> list[float]:
+    """What each run that is there took of this device, the newest last, its evaluations left out."""
+    facts, iterations = execution.facts(), folder.about.study.iterations
+    alike = [record for record in folder.records() if facts.items() <= record.made_by.items()]
+    alike.sort(key=lambda record: folder.file_of(record.run).stat().st_mtime)
+    return [record.ms_per_iteration * iterations / 1_000 for record in alike]
+
+
 class _Clock:
     """Whether one more stack probably ends in time, judged by the slowest model of the newest stacks.
 
-    Older ones are forgotten, for the first has compiled what the others use.
+    Older ones are forgotten, for the first has compiled what the others use. `before` are the seconds of models that
+    were trained earlier.
     """
 
-    def __init__(self, minutes: float | None) -> None:
+    def __init__(self, minutes: float | None, before: Sequence[float] = ()) -> None:
         self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self._newest: collections.deque[float] = collections.deque(maxlen=STACKS_TO_JUDGE_BY)
+        self._newest = collections.deque(before, maxlen=STACKS_TO_JUDGE_BY)
 
     def allows(self, stack: Sequence[Run]) -> bool:
         return time.monotonic() + max(self._newest, default=0.0) * len(stack) <= self._end
@@ -176,10 +185,10 @@ class _Crew:
         waiting, busy = list(stacks), 0
         try:
             for process in self._processes:
-                process.start()
-            for _ in self._processes:
-                self._tasks.put(waiting.pop(0))
-                busy += 1
+                if clock.allows(waiting[0]):
+                    process.start()
+                    self._tasks.put(waiting.pop(0))
+                    busy += 1
             while busy:
                 news = self._next_news()
                 clock.note(news)

@@ -83,8 +83,10 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
         notes.append("For a pair that the paper does not have, its difference is the average over its own pairs.")
     plain = ", ".join(dict.fromkeys(arrow(line.pair) for line in lines if line.measure == PLAIN))
     if of_paper and plain:
-        notes.append(f"{plain}: text that was never tokenised, scored by SacreBLEU as it is; the paper's numbers beside it "
-                     "are of tokens, by another measure.")  # fmt: skip
+        notes.append(
+            f"{plain}: text that was never tokenised, scored by SacreBLEU as it is; the paper's numbers beside it are "
+            f"of tokens, by another measure."
+        )
     signatures = sorted({line.signature for line in lines if line.signature})
     notes += [f"Signature: {signature}" for signature in signatures]
     return Table(title, tuple(columns), tuple(rows), WORDS, tuple(notes))
