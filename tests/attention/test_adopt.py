@@ -216,7 +216,7 @@ def test_calibration_matches_the_spread(
     hidden[2, 5:] = True
     mask = torch.ones(8, 8, dtype=torch.bool).triu(1)
     q, k, _ = (heads(y, HEAD) for y in parts(module, x, x, x))
-    visible = (~mask & ~hidden[:, None, None]).expand(3, HEADS, 8, 8)
+    visible = (~mask & ~hidden[:, None, None] & ~hidden[:, None, :, None]).expand(3, HEADS, 8, 8)
 
     batch = {"query": x, "key": x, "value": x, "attn_mask": mask, "key_padding_mask": hidden}
     adoption = adopt(module, calibrate=batch, p=p, scale_per_head=per_head)

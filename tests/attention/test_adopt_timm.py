@@ -66,6 +66,17 @@ def test_calibration_matches_the_spread() -> None:
     assert adopt(model, calibrate=x).changed[0].start == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_calibration_counts_what_the_mask_shows() -> None:
+    x, starts = torch.randn(2, 5, 32), []
+    for pad in (0, 12):
+        torch.manual_seed(1)
+        attention = timm_vit().blocks[0].attn
+        shown = (torch.arange(5 + pad) < 5).expand(2, 1, 1, -1)
+        batch = {"x": torch.cat([x, torch.full((2, pad, 32), 9.0)], dim=1), "attn_mask": shown}
+        starts.append(adopt(attention, calibrate=batch).changed[0].start)
+    assert starts[1] == pytest.approx(starts[0])
+
+
 def test_norms_of_its_own_are_left() -> None:
     with pytest.raises(ValueError, match=r"normalises queries and keys already \(q_norm\)"):
         adopt(timm_vit(qk_norm=True), length=17)

@@ -275,6 +275,7 @@ def spread_of_rows(logits: Tensor, added: Tensor) -> float:
 def test_calibration_keeps_spread_and_reports_loss() -> None:
     model = bert().double()
     ids, mask, added = padded()
+    added = added + added.mT  # queries of padding do not count either
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids}
     before = model(**batch).loss.item()
     seen = [Recorder(module) for name, module in model.named_modules() if name.endswith(".self")]
@@ -289,6 +290,28 @@ def test_calibration_keeps_spread_and_reports_loss() -> None:
     assert [each.start for each in adoption.changed] == pytest.approx(expected, rel=1e-5)
     assert adoption.loss_before == pytest.approx(before, rel=1e-9)
     assert adoption.loss_after == pytest.approx(model(**batch).loss.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_changes_no_scale(left: bool) -> None:
+    model, ids, starts = llama(), words(2, 7), []
+    for pad in (0, 20):
+        side = (pad, 0) if left else (0, pad)
+        given, mask = (torch.nn.functional.pad(x, side) for x in (ids, torch.ones_like(ids)))
+        batch = {"input_ids": given, "attention_mask": mask, "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0)}
+        starts.append([each.start for each in adopt(copy.deepcopy(model), calibrate=batch).changed])
+    assert starts[1] == pytest.approx(starts[0], rel=1e-4)
+
+
+def test_padding_of_the_source_says_nothing_of_the_target() -> None:
+    ids, mask, _ = padded()
+    model, starts = bart(), []
+    for target in (ids, torch.cat([ids[:, :-1], words(2, 8)[:, 7:]], dim=1)):  # the same but for the last token
+        batch = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+        changed = adopt(copy.deepcopy(model), calibrate=batch).changed
+        starts.append({each.name: each.start for each in changed if "decoder.layers.0.encoder_attn" in each.name})
+    (first,), (second,) = (each.values() for each in starts)
+    assert first != pytest.approx(second, rel=1e-4)
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}

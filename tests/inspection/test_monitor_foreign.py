@@ -334,6 +334,11 @@ def test_timm_masks() -> None:
             attention(x, **given)
         assert [call.name for call in calls] == ["Attention"]
         assert torch.equal(calls[0].weights()[0, 0] > 0, expected)
+    real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    for attention.fused_attn in (True, False):
+        with capture(attention) as calls:
+            attention(x, attn_mask=real[:, None, None])
+        assert calls[0].queries is not None and torch.equal(calls[0].queries, real)
 
 
 def test_other_attentions_of_timm_are_seen_fused_and_named_otherwise() -> None:

@@ -16,7 +16,8 @@ LOGITS_AT_ONCE = 1 << 22
 class Spread:
     """Gathers, head by head, how far logits lie from the mean of their row, with dot products and with cosines.
 
-    Softmax sees no more of a row than that: what all its logits share falls out. Keys that are masked do not count.
+    Softmax sees no more of a row than that: what all its logits share falls out. Keys that are masked do not count, nor
+    queries of padding: they see keys as others do, but nobody uses what comes of it.
     """
 
     def __init__(self, norm: QKNorm) -> None:
@@ -24,12 +25,12 @@ class Spread:
         self.dot: Tensor | None = None
         self.cosine: Tensor | None = None
 
-    def see(self, q_bhtd: Tensor, k_bhsd: Tensor, scaling: float, visible: Tensor | None) -> None:
+    def see(self, q_bhtd: Tensor, k_bhsd: Tensor, scaling: float, visible: Tensor | None, real: Tensor | None) -> None:
         """Adds one attention, a sentence and some of its queries at a time."""
         q_bhtd, k_bhsd = q_bhtd.float(), k_bhsd.float().repeat_interleave(q_bhtd.shape[1] // k_bhsd.shape[1], dim=1)
         b, h, t, s = *q_bhtd.shape[:3], k_bhsd.shape[2]
         shown = torch.ones((), dtype=torch.bool, device=q_bhtd.device) if visible is None else visible
-        shown = shown.expand(b, h, t, s)
+        shown = (shown if real is None else shown & real[:, None, :, None]).expand(b, h, t, s)
         rows = max(1, LOGITS_AT_ONCE // max(1, h * s))
         for q_htd, k, seen_hts in zip(q_bhtd, k_bhsd, shown, strict=True):
             unit_k = lp_normalize(k, self._p)

@@ -1,17 +1,18 @@
 """What every family of attention modules tells `adopt`: what it is, how to watch it, how to change it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from qknorm.attention.norm import QKNorm
 
-See = Callable[[Tensor, Tensor, float, Tensor | None], None]
-"""Told of one attention: q (b, h, t, d), k (b, kv, s, d), the scale of their logits, and which keys are visible."""
+See = Callable[[Tensor, Tensor, float, Tensor | None, Tensor | None], None]
+"""Told of one attention: q (b, h, t, d), k (b, kv, s, d), the scale of their logits, which keys are visible, and which
+queries (b, t) are no padding, None if all or if nobody knows."""
 
 HIDES_BELOW = -9_000.0
 """An additive mask hides at this and below: −∞, a dtype's lowest number, or −10,000 (also as bfloat16 rounds it)."""
@@ -56,3 +57,20 @@ def own_norm(module: nn.Module) -> str | None:
 def visible_keys(mask: Tensor) -> Tensor:
     """A boolean mask, True = may attend, of one that is boolean, with that meaning, or additive."""
     return mask if mask.dtype == torch.bool else mask > HIDES_BELOW
+
+
+def real_queries(mask: Tensor | None, batch: int, queries: int, keys: int) -> Tensor | None:
+    """In self-attention, the queries (b, t) at positions that are no padding: at which someone may see the key.
+
+    None where the mask does not tell: there is none, it is the same for all sentences, or a cache made keys more than
+    queries.
+    """
+    if mask is None or queries != keys or mask.dim() != 4 or mask.shape[-1] != keys:
+        return None
+    return visible_keys(mask).any(dim=-2).any(dim=1).expand(batch, -1)
+
+
+def attends_to_itself(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module makes keys of what it makes queries of: it has one input of three dimensions, however often."""
+    inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    return len({id(x) for x in inputs if x.dim() == 3 and x.is_floating_point()}) == 1

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qknorm.attention.adopting.family import See, Shape, own_norm, visible_keys
+from qknorm.attention.adopting.family import See, Shape, attends_to_itself, own_norm, real_queries, visible_keys
 from qknorm.attention.adopting.saved import PREFIXES, read_file
 from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
@@ -68,10 +68,12 @@ class HuggingFace:
     def watch(self, module: nn.Module, see: See) -> Iterator[None]:
         attention: Any = module
         config = attention.config
-        attention.config = WatchedConfig(config, type(module), see)
+        watched = attention.config = WatchedConfig(config, type(module), see)
+        handle = module.register_forward_pre_hook(watched.before_forward, with_kwargs=True)
         try:
             yield
         finally:
+            handle.remove()
             attention.config = config
 
     def install(self, module: nn.Module, norm: QKNorm) -> None:
@@ -143,7 +145,11 @@ class WatchedConfig(AdoptedConfig):
 
     def __init__(self, wrapped: Any, attention_class: type[nn.Module], see: See) -> None:
         super().__init__(wrapped, attention_class)
-        self._own(see=see)
+        self._own(see=see, itself=False)
+
+    def before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Of self-attention alone does the mask of the keys tell which queries are padding."""
+        self._own(itself=attends_to_itself(args, kwargs))
 
     def attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None, **rest: Any
@@ -151,7 +157,8 @@ class WatchedConfig(AdoptedConfig):
         causal = rest.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
         seen = _as_visible(mask, bool(causal), query, key)
-        self.see(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling, seen)
+        real = real_queries(seen, len(query), query.shape[2], key.shape[2]) if self.itself else None
+        self.see(query, key, query.shape[-1] ** -0.5 if scaling is None else scaling, seen, real)
         return self.implementation()(module, query, key, value, mask, scaling=scaling, **rest)
 
 

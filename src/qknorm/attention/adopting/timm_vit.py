@@ -1,12 +1,14 @@
 """timm's Attention, the one of its vision transformers: its places for a norm of q and k are taken by QKNorm."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from qknorm.attention.adopting.family import See, Shape, own_norm
+from qknorm.attention.adopting.family import See, Shape, own_norm, real_queries, visible_keys
+from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
 
 _HOMES = ("timm.layers.attention", "timm.models.vision_transformer")
@@ -33,15 +35,22 @@ class TimmVit:
     @contextmanager
     def watch(self, module: nn.Module, see: See) -> Iterator[None]:
         attention: Any = module
+        forward = inspect.signature(attention.forward)
+        masks: list[Tensor | None] = []
         queries: list[Tensor] = []
+
+        def before_forward(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            masks[:] = [_visible(**forward.bind(*args, **kwargs).arguments)]
 
         def on_query(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             queries.append(args[0])
 
         def on_key(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            see(queries.pop(), args[0], attention.scale, None)
+            q, k, visible = queries.pop(), args[0], masks.pop()
+            see(q, k, attention.scale, visible, real_queries(visible, len(q), q.shape[2], k.shape[2]))
 
         handles = [
+            attention.register_forward_pre_hook(before_forward, with_kwargs=True),
             attention.q_norm.register_forward_pre_hook(on_query),
             attention.k_norm.register_forward_pre_hook(on_key),
         ]
@@ -56,6 +65,13 @@ class TimmVit:
         module.register_module("qk_norm", norm)
         attention.q_norm = _Queries(norm, 1 / attention.scale)
         attention.k_norm = _Keys(norm)
+
+
+def _visible(x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **_: object) -> Tensor | None:
+    """timm's mask, in which True shows, or −∞ hides; to be causal goes before it."""
+    if is_causal:
+        return causal_mask(x.shape[1], x.shape[1], x.device)
+    return None if attn_mask is None else visible_keys(attn_mask)
 
 
 class _Keys(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.attention.adopting.family import See, Shape, visible_keys
+from qknorm.attention.adopting.family import See, Shape, real_queries, visible_keys
 from qknorm.attention.multihead import MultiheadAttention
 from qknorm.attention.norm import QKNorm
 
@@ -71,8 +71,9 @@ def _queries_and_keys(
     key_padding_mask: Tensor | None = None,
     attn_mask: Tensor | None = None,
     **_: object,
-) -> tuple[Tensor, Tensor, float, Tensor | None]:
+) -> tuple[Tensor, Tensor, float, Tensor | None, Tensor | None]:
     """What the module's softmax is made of, but for the keys that add_bias_kv and add_zero_attn put at the end."""
+    itself = query is key
     if query.dim() == 2:
         query, key = query.unsqueeze(0), key.unsqueeze(0)
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -87,18 +88,19 @@ def _queries_and_keys(
         F.linear(x, weight, bias).view(*x.shape[:2], module.num_heads, module.head_dim).transpose(1, 2)
         for x, weight, bias in zip((query, key), weights, biases, strict=False)
     )
-    return q, k, module.head_dim**-0.5, _visible(module, key_padding_mask, attn_mask)
+    padding = None if key_padding_mask is None else _shown(key_padding_mask)[:, None, None, :]
+    real = real_queries(padding, len(q), q.shape[2], k.shape[2]) if itself else None
+    return q, k, module.head_dim**-0.5, _visible(module, padding, attn_mask), real
 
 
-def _visible(module: nn.MultiheadAttention, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+def _visible(module: nn.MultiheadAttention, padding: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Torch's two masks, in which True or −∞ hides, as one in which True shows."""
     shown = None
     if attn_mask is not None:
         shown = _shown(attn_mask)
         if shown.dim() == 3:  # (batch · heads, t, s)
             shown = shown.view(-1, module.num_heads, *shown.shape[1:])
-    if key_padding_mask is not None:
-        padding = _shown(key_padding_mask)[:, None, None, :]
+    if padding is not None:
         shown = padding if shown is None else shown & padding
     return shown
 

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
-from qknorm.attention.adopting.family import HIDES_BELOW
 from qknorm.inspection.measures import Measures, attention_weights, measure, visible_keys
 
 
@@ -90,15 +88,3 @@ class Call:
 
     def _with_tensors(self, parts: dict[str, Any]) -> Self:
         return dataclasses.replace(self, **parts)
-
-
-def real_queries(mask: Tensor | None, batch: int, queries: int, keys: int) -> Tensor | None:
-    """In self-attention, the queries (b, t) at positions that are no padding: at which someone may see the key.
-
-    None where the mask does not tell: there is none, or it hides no position from everyone, or a cache made keys more
-    than queries.
-    """
-    if mask is None or queries != keys or mask.dim() != 4 or mask.shape[-1] != keys:
-        return None
-    visible = mask if mask.dtype == torch.bool else mask > HIDES_BELOW
-    return visible.any(dim=-2).any(dim=1).expand(batch, -1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.attention import QKNorm
-from qknorm.attention.adopting.family import HIDES_BELOW
-from qknorm.inspection.watching.call import Call, real_queries
+from qknorm.attention.adopting.family import HIDES_BELOW, real_queries
+from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.ours import scale_apart
 from qknorm.inspection.watching.tape import Frame, Tape, replaced, wrapping
 

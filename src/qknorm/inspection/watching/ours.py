@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from qknorm.attention import MultiheadAttention, QKNorm, lp_normalize
+from qknorm.attention.adopting.family import real_queries
 from qknorm.attention.arguments import by_head, by_key_head
 from qknorm.attention.masks import plain_mask
 from qknorm.attention.onlookers import ONLOOKERS
-from qknorm.inspection.watching.call import Call, real_queries
+from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.tape import Frame, Tape, replaced, wrapping
 
 _FORWARD = inspect.signature(MultiheadAttention.forward)

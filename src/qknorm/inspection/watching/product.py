@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qknorm.attention import QKNorm
-from qknorm.inspection.watching.call import Call, real_queries
+from qknorm.attention.adopting.family import real_queries
+from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.ours import scale_apart
 from qknorm.inspection.watching.tape import Frame, Tape, replaced, wrapping
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from qknorm.attention.adopting.family import attends_to_itself
 from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.versions import SUPPORTED, out_of_range
 
@@ -35,9 +36,8 @@ class Frame:
 
     @property
     def attends_to_itself(self) -> bool:
-        """Whether keys are made of what queries are made of: it has one input of three dimensions, however often."""
-        inputs = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor)]
-        return len({id(x) for x in inputs if x.dim() == 3 and x.is_floating_point()}) == 1
+        """Whether keys are made of what queries are made of."""
+        return attends_to_itself(self.args, self.kwargs)
 
 
 class _Running(threading.local):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qknorm.attention import QKNorm
+from qknorm.attention.adopting.family import real_queries
 from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.ours import scale_apart
 from qknorm.inspection.watching.tape import Frame, Tape, replaced, wrapping
@@ -63,5 +64,6 @@ def _call(frame: Frame, module: Any) -> Call:
     given = frame.notes["given"]
     q, k, is_causal = frame.notes["q_norm"], frame.notes["k_norm"], given.get("is_causal", False)
     mask = None if is_causal else given.get("attn_mask")
-    call = Call(frame.name, q, k, None, module.scale, mask, is_causal, **frame.notes["raw"])
+    real = real_queries(mask, len(q), q.shape[2], k.shape[2])
+    call = Call(frame.name, q, k, None, module.scale, mask, is_causal, queries=real, **frame.notes["raw"])
     return scale_apart(call, module.qk_norm) if isinstance(getattr(module, "qk_norm", None), QKNorm) else call

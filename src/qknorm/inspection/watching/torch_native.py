@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qknorm.inspection.watching.call import Call, real_queries
+from qknorm.attention.adopting.family import real_queries
+from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.tape import Tape, replaced, wrapping
 
 _FORWARD = inspect.signature(nn.MultiheadAttention.forward)
