@@ -103,6 +103,7 @@ def test_the_output_is_the_input_table_where_tied():
 
 def test_the_scale_starts_at_the_papers_from_the_context():
     assert list(make().scales()) == ["decoder.0.self", "decoder.1.self"] == list(make().attentions())
+    assert make(attention={"qk_norm": "none"}).scales() == {}
     matched = matched_scale(initial_scale(12), 3.0, 8)
     for model, start in (
         (make(), initial_scale(12)),

@@ -310,6 +310,7 @@ def test_attentions_and_scales_have_names_that_say_what_they_are():
         for number, attention in enumerate(model.attentions().values()):
             attention.norm.scale.copy_(torch.tensor([0.0, 1.0, 2.0, 5.0]) + number)
     assert model.scales() == pytest.approx({name: 2.0 + number for number, name in enumerate(names)})
+    assert tiny(attention={"qk_norm": "none"}).scales() == {}, "1/√d is no g"
 
 
 def test_rotary_positions_turn_self_attention_alone():

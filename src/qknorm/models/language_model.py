@@ -128,10 +128,9 @@ class LanguageModel(nn.Module):
         return named
 
     def scales(self) -> dict[str, float]:
-        """The scale g of every attention (the mean where it has one a head), by name."""
-        named = self.attentions()
-        values = torch.stack([each.norm.scale.detach().float().mean() for each in named.values()]).tolist()
-        return dict(zip(named, values, strict=True))
+        """The scale g of every attention (the mean where it has one a head), by name; dot products have none."""
+        named = {name: each.norm for name, each in self.attentions().items() if each.norm.kind != "none"}
+        return {name: float(norm.scale.detach().float().mean()) for name, norm in named.items()}
 
     def compile_layers(self) -> None:
         """Compiles one layer, for all of them, for use in training."""

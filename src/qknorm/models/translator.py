@@ -204,10 +204,9 @@ class Translator(nn.Module):
         return states, self.words_of("output").table() if run is None else fused_translator.output_table(self, run)
 
     def scales(self) -> dict[str, float]:
-        """The scale g of every attention (the mean where it has one a head), by name."""
-        named = self.attentions()
-        values = torch.stack([each.norm.scale.detach().float().mean() for each in named.values()]).tolist()
-        return dict(zip(named, values, strict=True))
+        """The scale g of every attention (the mean where it has one a head), by name; dot products have none."""
+        named = {name: each.norm for name, each in self.attentions().items() if each.norm.kind != "none"}
+        return {name: float(norm.scale.detach().float().mean()) for name, norm in named.items()}
 
     def attentions(self) -> dict[str, MultiheadAttention]:
         """Every attention module, by what it is: encoder.0.self, decoder.0.self, decoder.0.cross, …"""

@@ -147,9 +147,8 @@ class SpreadModel:
 
     def scales(self) -> dict[str, float]:
         """The scale g of every attention, by name, as the model itself tells them when it is in one piece."""
-        named = self.inner.attentions()
-        values = torch.stack([_gather(each.norm.scale).detach().float().mean() for each in named.values()]).tolist()
-        return dict(zip(named, values, strict=True))
+        named = {name: each.norm for name, each in self.inner.attentions().items() if each.norm.kind != "none"}
+        return {name: float(_gather(norm.scale).detach().float().mean()) for name, norm in named.items()}
 
     def _whole(self, name: str, value: Tensor, stay: bool) -> Tensor:
         whole = _gather(value)
