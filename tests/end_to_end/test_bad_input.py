@@ -167,6 +167,8 @@ def test_mistakes_in_the_words_of_train(capsys: pytest.CaptureFixture[str], tiny
         device = [] if "--device" in words else ["--device", "cpu"]
         assert part in refuse(capsys, "train", tiny.data, "--run", run, *device, *words)
         shutil.rmtree(run, ignore_errors=True)
+    told = refuse(capsys, "train", toml, "--run", run, "--model.heads", "5")  # any text will do
+    assert "settings of the language model: model.width 384 is no multiple of model.heads 5" in told
     if not torch.cuda.is_available():
         assert "PyTorch sees no GPU" in refuse(capsys, "train", tiny.data, "--run", run, "--device", "cuda")
     assert not run.exists()

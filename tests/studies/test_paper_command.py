@@ -111,6 +111,8 @@ def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path,
     ("words", "told"),
     [
         (["--table", "7"], "--table 7: give some of 2, 3, 4, 5, 6"),
+        (["--table", "2", "--table", "3"], "--table is given more than once; name all after the first: --table A B"),
+        (["--beyond=control", "--seeds", "2", "--beyond", "norms"], "--beyond is given more than once"),
         (["--beyond", "heads"], "--beyond heads: give some of control"),
         (["--systems", "qknrm"], "no qknrm in what is asked for"),
         (["--max-minutes", "0"], "--max-minutes takes a number above 0"),

@@ -7,7 +7,8 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_origin
 
 import tyro
 from pydantic import ValidationError
@@ -25,6 +26,7 @@ errors = Console(stderr=True, highlight=False, emoji=False)
 
 def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
     """The words of a verb as its arguments; its help shows the whole docstring, examples included."""
+    _refuse_repeated(kind, words)
     whole = re.sub(r"\n\n(?= )", "\n", inspect.getdoc(kind) or "")  # examples stand in one block
     complaint = io.StringIO()
     try:
@@ -35,9 +37,20 @@ def parse(kind: Any, words: Sequence[str], verb: str, **options: Any) -> Any:
         while cause is not None and not isinstance(cause, ValidationError):
             cause = cause.__cause__ or cause.__context__
         if cause is not None:  # tyro shows it in pydantic's words
-            raise InputError(explain_validation(cause, f"settings of {cause.title.lower()}")) from None
+            group = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", cause.title).lower()
+            raise InputError(explain_validation(cause, f"settings of the {group}")) from None
         sys.stderr.write(complaint.getvalue())
         raise
+
+
+def _refuse_repeated(kind: Any, words: Sequence[str]) -> None:
+    """Of an option that takes several values a second one would replace the first, and nobody would be told."""
+    given = [word.partition("=")[0] for word in words]
+    for field in fields(kind):
+        option = f"--{field.name.replace('_', '-')}"
+        # what stands without a word, or may be repeated, is marked by tyro, and so no bare tuple
+        if get_origin(field.type) is tuple and given.count(option) > 1:
+            raise InputError(f"{option} is given more than once; name all after the first: {option} A B")
 
 
 @contextmanager
