@@ -56,6 +56,15 @@ def test_entity_bombs_and_outside_entities_are_refused(tmp_path):
             read(tmp_path / "a.tmx", tmx(unit(gl=used, en="x"), head=f"<!DOCTYPE tmx [{declared}]>"))
 
 
+def test_the_first_fault_of_a_tmx_is_told_with_its_line_also_after_another_broken_file(tmp_path):
+    units = tmx("\n", unit(gl="a&nbsp;b", en="x"), *("\n" + unit(gl="a", en="b") for _ in range(9)))
+    for entity in ("nbsp", "euro"):
+        with pytest.raises(
+            InputError, match=rf"a\.tmx, line 2: broken XML \(Entity '{entity}' not defined, column 36\)"
+        ):
+            read(tmp_path / "a.tmx", units.replace("nbsp", entity))
+
+
 def test_broken_or_foreign_tmx_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"a\.tmx, line 2: broken XML"):
         read(tmp_path / "a.tmx", "<tmx><body>\n<tu></body></tmx>")
@@ -112,6 +121,30 @@ def test_mo_gives_the_same_entries_as_the_po_it_was_made_of(tmp_path):
 def test_a_language_without_plural_gives_one_pair(tmp_path):
     po = 'msgid "one file"\nmsgid_plural "%d files"\nmsgstr[0] "%d ファイル"\n'
     assert read(tmp_path / "a.po", po) == [Pair("%d files", "%d ファイル")]
+
+
+@pytest.mark.parametrize(
+    ("language", "source", "target", "turned"),
+    [
+        ("gl", "gl", "en", True),
+        ("gl_ES", "gl", "en", True),
+        ("gl", "gl-ES", "en", True),
+        ("gl@reintegrado", "gl", "en", True),
+        ("pt_BR", "pt-BR", "pt-PT", True),
+        ("pt", "pt-BR", "pt-PT", False),
+        ("gl", "en", "gl", False),
+        ("en", "gl", "en", False),
+        ("fr", "gl", "en", False),
+        ("", "gl", "en", False),
+    ],
+)
+def test_the_language_of_a_catalogue_tells_which_side_is_the_source(tmp_path, language, source, target, turned):
+    path = tmp_path / "a.po"
+    expected = Pair("ola", "hello") if turned else Pair("hello", "ola")
+    content = f'msgid ""\nmsgstr "Language: {language}\\n"\n\nmsgid "hello"\nmsgstr "ola"\n'
+    assert read(path, content, source, target) == [expected]
+    polib.pofile(str(path)).save_as_mofile(str(tmp_path / "a.mo"))
+    assert list(read_pairs([tmp_path / "a.mo"], source, target)) == [expected]
 
 
 def test_broken_gettext_files_are_refused(tmp_path):

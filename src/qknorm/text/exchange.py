@@ -24,6 +24,7 @@ def read_tmx(file: BinaryIO, path: Path, source: str, target: str) -> Iterator[S
         raise _missing("lxml", path) from None
     languages: set[str] = set()
     found = False
+    etree.clear_error_log()  # it would go on with the faults of earlier files
     try:
         units = etree.iterparse(
             file, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False
@@ -41,9 +42,12 @@ def read_tmx(file: BinaryIO, path: Path, source: str, target: str) -> Iterator[S
                     found = True
                     yield sides
     except etree.XMLSyntaxError as error:
-        raise InputError(
-            f"{path}, line {error.lineno or 1}: broken XML ({error.msg}); mend or export it again"
-        ) from None
+        # the error tells of the last fault, which may be but a consequence of the first, at a place of its own
+        first = next(iter(error.error_log.filter_from_fatals()), None)
+        line, fault = error.lineno or 1, error.msg
+        if first:
+            line, fault = first.line, f"{first.message.strip()}, column {first.column}"
+        raise InputError(f"{path}, line {line}: broken XML ({fault}); mend or export it again") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(f"{path} is no whole gzip file; fetch or pack it again") from None
     if languages and not found:
@@ -52,7 +56,7 @@ def read_tmx(file: BinaryIO, path: Path, source: str, target: str) -> Iterator[S
         )
 
 
-def read_po(lines: Iterable[str], path: Path) -> Iterator[Sides]:
+def read_po(lines: Iterable[str], path: Path, source: str, target: str) -> Iterator[Sides]:
     """The translated entries of a PO file; untranslated, fuzzy and obsolete ones are skipped."""
     polib = _import_polib(path)
     # polib cuts at every kind of line break, and would take contents that are the name of a file for that file
@@ -63,10 +67,10 @@ def read_po(lines: Iterable[str], path: Path) -> Iterator[Sides]:
         place = re.search(r"line (\d+)", str(error))
         where = f"{path}, line {place[1]}" if place else str(path)
         raise InputError(f"{where}: not the PO format; msgfmt -c names the fault") from None
-    yield from _translations(entries)
+    yield from _translations(entries, source, target)
 
 
-def read_mo(content: bytes, path: Path) -> Iterator[Sides]:
+def read_mo(content: bytes, path: Path, source: str, target: str) -> Iterator[Sides]:
     """The entries of a MO file."""
     polib = _import_polib(path)
     try:
@@ -75,10 +79,22 @@ def read_mo(content: bytes, path: Path) -> Iterator[Sides]:
         entries = polib.mofile(content)
     except Exception:  # polib lets through whatever the damage leads to
         raise InputError(f"{path} is no whole MO file; make it again with msgfmt") from None
-    yield from _translations(entries)
+    yield from _translations(entries, source, target)
 
 
-def _translations(entries: Any) -> Iterator[Sides]:
+def _translations(entries: Any, source: str, target: str) -> Iterator[Sides]:
+    """What is to be translated and its translation; the other way round where the catalogue's language is the source.
+
+    A language that could be either's says nothing, such as pt between pt-BR and pt-PT.
+    """
+    codes = _plain(source), _plain(target)
+    language = entries.metadata.get("Language", "").partition("@")[0]  # ca@valencia, sr@latin
+    turned = _match(codes, language) == _match(codes[::-1], language) == codes[0]
+    for original, translation in _entries(entries):
+        yield (translation, original) if turned else (original, translation)
+
+
+def _entries(entries: Any) -> Iterator[Sides]:
     for entry in entries.translated_entries():
         forms = [text for _, text in sorted(entry.msgstr_plural.items())]
         if not forms:
@@ -115,7 +131,7 @@ def _texts_by_language(unit: Any) -> dict[str, str]:
     for variant in unit:
         if _name(variant) != "tuv":
             continue
-        language = (variant.get(_LANGUAGE) or variant.get("lang") or "").lower().replace("_", "-")
+        language = _plain(variant.get(_LANGUAGE) or variant.get("lang") or "")
         for child in variant:
             if language and _name(child) == "seg":
                 texts.setdefault(language, _text(child))
@@ -131,11 +147,15 @@ def _pick_sides(texts: dict[str, str], source: str, target: str) -> Sides | None
 
 def _match(codes: Iterable[str], language: str) -> str | None:
     """Exactly this code, else the first one with the same primary subtag."""
-    wanted = language.lower().replace("_", "-")
+    wanted = _plain(language)
     if wanted in codes:
         return wanted
     primary = wanted.partition("-")[0]
     return next((code for code in codes if code.partition("-")[0] == primary), None)
+
+
+def _plain(code: str) -> str:
+    return code.strip().lower().replace("_", "-")
 
 
 def _text(element: Any) -> str:

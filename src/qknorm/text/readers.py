@@ -306,14 +306,14 @@ def _read_tmx(path: Path, source: str, target: str) -> Iterator[Pair]:
 
 
 def _read_po(path: Path, source: str, target: str) -> Iterator[Pair]:
-    for sides in read_po(read_lines(path), path):
+    for sides in read_po(read_lines(path), path, source, target):
         yield Pair(*sides)
 
 
 def _read_mo(path: Path, source: str, target: str) -> Iterator[Pair]:
     with open_bytes(path) as file:
         content = b"".join(_guarded(file, path))
-    for sides in read_mo(content, path):
+    for sides in read_mo(content, path, source, target):
         yield Pair(*sides)
 
 
