@@ -46,6 +46,14 @@ def test_other_line_breaks_do_not_end_a_line(tmp_path):
     assert list(read_lines(write(tmp_path / "a", line + "\nnext"))) == [line, "next"]
 
 
+def test_carriage_returns_end_lines_where_there_is_no_line_feed(tmp_path):
+    assert list(read_lines(write(tmp_path / "a", "\ufeffone\rtwo\r\rfour\r"))) == ["one", "two", "", "four"]
+    assert list(read_lines(write(tmp_path / "a", "one\rstill one\ntwo\rstill two"))) == [
+        "one\rstill one",
+        "two\rstill two",
+    ]
+
+
 def test_invalid_utf8_names_file_line_and_byte(tmp_path):
     path = write(tmp_path / "bad.gl", b"good\nbad \xff here\n")
     with pytest.raises(InputError, match=r"bad\.gl, line 2: not UTF-8 at byte 9 of the file \(0xff\).*iconv"):
@@ -167,6 +175,25 @@ def test_tsv_with_and_without_a_heading(tmp_path):
     assert pairs_of(plain, headed) == [Pair("ola", "hello"), Pair("non", "no"), Pair("si", "yes")]
 
 
+@pytest.mark.parametrize("heading", ["EN\tgl", "target\tsource"])
+def test_a_heading_in_the_other_order_is_obeyed(tmp_path, heading):
+    assert pairs_of(write(tmp_path / "a.tsv", f"{heading}\nhello\tola\nyes\tsi\n")) == [
+        Pair("ola", "hello"),
+        Pair("si", "yes"),
+    ]
+
+
+@pytest.mark.parametrize("heading", ["id\tgl\ten", "id\ten\tgl", "en\tid\tgl", "target\tnote\tsource"])
+def test_the_columns_that_a_heading_names_are_advised(tmp_path, heading):
+    words = {"gl": "ola", "source": "ola", "en": "hello", "target": "hello"}
+    row = "\t".join(words.get(name, "7") for name in heading.split("\t"))
+    with pytest.raises(
+        InputError, match=r"3 of 3 lines are not .*; keep the two columns that the heading names"
+    ) as told:
+        pairs_of(write(tmp_path / "a.tsv", f"{heading}\n{row}\n{row}\n"))
+    assert pairs_of(follow(told, tmp_path / "a.new.tsv")) == [Pair("ola", "hello")] * 2
+
+
 @pytest.mark.parametrize("line", ["only one", "one\ttwo\tthree"])
 def test_tsv_with_other_than_two_columns_names_the_line(tmp_path, line):
     path = write(tmp_path / "a.tsv", f"ola\thello\n{line}\n")
@@ -192,7 +219,9 @@ def test_bad_lines_of_a_tsv_are_handed_over_where_somebody_takes_them(tmp_path):
 
 def test_a_tsv_of_mostly_bad_lines_is_refused_all_the_same(tmp_path):
     path = write(tmp_path / "a.tsv", "ola\thello\n" + "si\tyes\tCC BY\n" * 3)
-    with pytest.raises(InputError, match=r"3 of 4 lines are not .*; keep the first two columns") as told:
+    with pytest.raises(
+        InputError, match=r"3 of 4 lines are not .*; keep the two columns that hold gl and en, such"
+    ) as told:
         list(read_pairs([path], "gl", "en", lambda pair: None))
     assert pairs_of(follow(told, tmp_path / "a.new.tsv"))[1:] == [Pair("si", "yes")] * 3
     with pytest.raises(InputError, match=r"1 of 1 line is not .* \(line 1\); put one tab into each, between gl and en"):

@@ -59,7 +59,10 @@ def read_pairs(paths: Sequence[Path], source: str, target: str, spoiled: Spoiled
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Streams the lines of a UTF-8 file; only a line feed ends a line, and a carriage return before it is dropped."""
+    """Streams the lines of a UTF-8 file; only a line feed ends a line, and a carriage return before it is dropped.
+
+    In a file without any line feed, carriage returns end the lines, as on old Macs.
+    """
     with open_bytes(path) as file:
         yield from decode_lines(_guarded(file, path), path)
 
@@ -79,7 +82,8 @@ def decode_lines(raw_lines: Iterable[bytes], name: str | Path) -> Iterator[str]:
             if not line:
                 return  # a byte-order mark is all there is
         start += len(raw)
-        yield line.removesuffix("\n").removesuffix("\r")
+        text = line.removesuffix("\n").removesuffix("\r")
+        yield from text.split("\r") if number == 1 and not line.endswith("\n") else (text,)
 
 
 def explain_no_utf8(name: str | Path, line: int, raw: bytes, at: int, start: int = 0) -> InputError:
@@ -242,22 +246,24 @@ def _read_files_of_pairs(paths: Sequence[Path], source: str, target: str, spoile
 
 
 def _read_tsv(path: Path, source: str, target: str, spoiled: Spoiled | None = None) -> Iterator[Pair]:
-    headings = ([source.lower(), target.lower()], ["source", "target"])
     good = bad = widest = 0
     first: list[str] = []
+    named: tuple[int, int] | None = None
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         cells = line.split("\t")
+        if number == 1:
+            named = _columns(cells, source, target)
         if len(cells) != 2:
             bad, widest = bad + 1, max(widest, len(cells))
             if bad <= _LINES_NAMED:
                 first.append(str(number))
             if spoiled:
                 spoiled(Pair(cells[0], "\t".join(cells[1:])))
-        elif number != 1 or [cell.strip().lower() for cell in cells] not in headings:
+        elif number != 1 or not named:
             good += 1
-            yield Pair(cells[0], cells[1])
+            yield Pair(cells[1], cells[0]) if named == (1, 0) else Pair(cells[0], cells[1])
     total = good + bad
     if bad > (good if spoiled else 0):
         lines = f"line{'s' * (bad > 1)} {', '.join(first)}{', …' * (bad > len(first))}"
@@ -265,11 +271,22 @@ def _read_tsv(path: Path, source: str, target: str, spoiled: Spoiled | None = No
         if bad <= good:
             way_out = f"keep the others: {_through(_TWO_COLUMNS, path)}"
         elif widest > 2:
-            way_out = f"keep the first two columns: {_through('cut -f 1,2', path)}"
+            columns = "that the heading names" if named else f"that hold {source} and {target}, such as the first two"
+            cut = "cut -f {},{}".format(*sorted(column + 1 for column in named or (0, 1)))
+            way_out = f"keep the two columns {columns}: {_through(cut, path)}"
         raise InputError(
             f"{path}: {bad:,} of {total:,} line{'s' * (total > 1)} {'are' if bad > 1 else 'is'} not {source}, a tab, "
             f"{target} ({lines}); {way_out}"
         )
+
+
+def _columns(heading: Sequence[str], source: str, target: str) -> tuple[int, int] | None:
+    """Where source and target stand by a heading; None where the line names not both, and so is none."""
+    names = [cell.strip().lower() for cell in heading]
+    for first, second in ((source.lower(), target.lower()), ("source", "target")):
+        if first in names and second in names:
+            return names.index(first), names.index(second)
+    return None
 
 
 def _read_jsonl(path: Path, source: str, target: str) -> Iterator[Pair]:
