@@ -339,10 +339,16 @@ def test_the_command_shows_writes_and_draws(
         (["--split", "nothing"], "nothing"),
         (["--input", "missing.txt"], "missing.txt"),
         (
-            ["--text", "gato7", "--device", "cpu", "--attention", "encoder.7.self"],
+            ["--text", "gato7", "--device", "cpu", "--figures", "nowhere", "--attention", "encoder.7.self"],
             "has no encoder.7.self; it has encoder",
         ),
         (["--text", "a", "--names", "one", "two"], "--names has 2 names for 1 runs"),
+        (["second", "--text", "a", "--names", "one", "one"], "--names calls two runs one"),
+        (["--text", "a", "--count", "5"], "--count is of --input or --split"),
+        (["--text", "a", "--data", "d"], "--data has sentences for --split alone"),
+        (["--input", "missing.txt", "--data", "d"], "--data has sentences for --split alone"),
+        (["--format", "svg", "--html", "a.html"], "--format is of the pictures that --figures draws"),
+        (["--attention", "encoder.0.self"], "--attention is of the pictures that --figures draws"),
     ],
 )
 def test_the_command_refuses(

@@ -17,6 +17,7 @@ from qknorm.inspection.viewer import write_page
 from qknorm.text.prepared import PreparedData
 from qknorm.text.readers import read_lines
 
+COUNT = 8
 NARROW, SHOWN_IF_NARROW = 120, 3
 """Under so many columns of the terminal, the first so many measures are shown; the page has all of them."""
 
@@ -43,8 +44,8 @@ class Arguments:
     sentences are given."""
     data: Path | None = None
     """The prepared folder of --split, where it is not where the run was trained on."""
-    count: int = 8
-    """How many sentences to take from --input or --split."""
+    count: int | None = None
+    """How many sentences to take from --input or --split; 8 if not given."""
     force: bool = False
     """Have the models read the references of --split in place of their own translations, so that two read the same."""
     heads: bool = False
@@ -53,8 +54,8 @@ class Arguments:
     """Page to write: all heads, weights, measures and curves, in one file that opens in any browser."""
     figures: Path | None = None
     """Folder to draw pictures into."""
-    format: Literal["png", "svg"] = "png"
-    """Of the pictures."""
+    format: Literal["png", "svg"] | None = None
+    """Of the pictures; png if not given."""
     attention: str | None = None
     """The attention whose heads are drawn with --figures, such as decoder.0.cross; encoder.0.self if not given."""
     names: tuple[str, ...] = ()
@@ -68,12 +69,7 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, has the models read, shows and writes."""
     arguments: Arguments = parse(Arguments, words, "inspect")
-    if not arguments.runs:
-        raise InputError("name a run folder, or two to compare; qknorm inspect --help has examples")
-    if arguments.names and len(arguments.names) != len(arguments.runs):
-        raise InputError(f"--names has {len(arguments.names)} names for {len(arguments.runs)} runs; give one for each")
-    if arguments.html is not None and arguments.html.is_dir():
-        raise InputError(f"--html {arguments.html} is a folder; name a file, such as {arguments.html / 'page.html'}")
+    _check(arguments)
     texts, references = _texts(arguments)
     from qknorm.inspection.reading import build_report  # it imports PyTorch, which help does without
 
@@ -96,8 +92,35 @@ def run(words: Sequence[str]) -> None:
     if arguments.figures is not None:
         from qknorm.inspection.figures import draw_report
 
-        for picture in draw_report(report, arguments.figures, f".{arguments.format}", attention=arguments.attention):
+        kind = f".{arguments.format or 'png'}"
+        for picture in draw_report(report, arguments.figures, kind, attention=arguments.attention):
             console.print(f"Picture: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
+
+
+def _check(arguments: Arguments) -> None:
+    """Refuses what cannot be done, and options that would do nothing."""
+    if not arguments.runs:
+        raise InputError("name a run folder, or two to compare; qknorm inspect --help has examples")
+    if arguments.names and len(arguments.names) != len(arguments.runs):
+        raise InputError(f"--names has {len(arguments.names)} names for {len(arguments.runs)} runs; give one for each")
+    if len(set(arguments.names)) < len(arguments.names):
+        raise InputError(f"--names calls two runs {arguments.names[0]}; give each a name of its own")
+    if arguments.html is not None and arguments.html.is_dir():
+        raise InputError(f"--html {arguments.html} is a folder; name a file, such as {arguments.html / 'page.html'}")
+    for option in ("format", "attention"):
+        if arguments.figures is None and getattr(arguments, option) is not None:
+            raise InputError(f"--{option} is of the pictures that --figures draws; add that, or leave it out")
+    given = [name for name in ("text", "input", "split") if getattr(arguments, name)]
+    if len(given) > 1:
+        raise InputError(f"give one of --{' and --'.join(given)}, not {'both' if len(given) == 2 else 'all'}")
+    if arguments.count is not None and arguments.count < 1:
+        raise InputError(f"--count is {arguments.count}; give 1 or more")
+    if arguments.count is not None and arguments.text:
+        raise InputError("--count is of --input or --split, and every --text is looked at; leave it out")
+    if arguments.data is not None and given and given != ["split"]:
+        raise InputError("--data has sentences for --split alone; leave it out")
+    if arguments.force and given and given != ["split"]:
+        raise InputError("--force needs references, which only --split has; leave it out")
 
 
 def _check_attention(report: Report, name: str | None) -> None:
@@ -157,17 +180,10 @@ def _number(value: float | None) -> str:
 
 def _texts(arguments: Arguments) -> tuple[list[str], list[str] | None]:
     """The sentences that were asked for, and their references where a split has them."""
-    given = [name for name in ("text", "input", "split") if getattr(arguments, name)]
-    if len(given) > 1:
-        raise InputError(f"give one of --{' and --'.join(given)}, not {'both' if len(given) == 2 else 'all'}")
-    if arguments.count < 1:
-        raise InputError(f"--count is {arguments.count}; give 1 or more")
-    if arguments.force and given and given != ["split"]:
-        raise InputError("--force needs references, which only --split has; leave it out")
     if arguments.text:
         return list(arguments.text), None
     if arguments.input is not None:
-        lines = [line for line in read_lines(arguments.input) if line.strip()][: arguments.count]
+        lines = [line for line in read_lines(arguments.input) if line.strip()][: arguments.count or COUNT]
         if not lines:
             raise InputError(f"{arguments.input} has no sentence in it; name another file")
         return lines, None
@@ -183,4 +199,5 @@ def _from_split(arguments: Arguments) -> tuple[list[str], list[str]]:
     data = PreparedData.load(arguments.data or Path(read_run(first)[1].data))
     split = data.split(arguments.split or "dev")
     sources, references = split.text(data.source), split.text(data.target)
-    return sources[: arguments.count], references[: arguments.count]
+    count = arguments.count or COUNT
+    return sources[:count], references[:count]
