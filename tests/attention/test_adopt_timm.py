@@ -1,6 +1,7 @@
 """adopt on timm's vision transformers."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -87,6 +88,8 @@ def test_norms_of_its_own_are_left() -> None:
 
 
 def test_other_attentions_of_timm_are_named() -> None:
+    with pytest.raises(ValueError, match="XCA is not a kind of attention that adopt knows"):
+        adopt(importlib.import_module("timm.models.xcit").XCA(16, num_heads=2), length=16)
     model = timm_vit(class_token=False, global_pool="map")
     adoption = adopt(model, length=16)
     assert [each.reason for each in adoption.left] == [

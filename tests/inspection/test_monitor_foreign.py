@@ -353,7 +353,21 @@ def test_other_attentions_of_timm_are_seen_fused_and_named_otherwise() -> None:
             swin(torch.randn(1, 3, 16, 16))
         assert [call.name for call in calls] == (["layers.0.blocks.0.attn"] if fused else [])
         assert list(calls.unseen) == ([] if fused else ["layers.0.blocks.0.attn"])
-    assert "set_fused_attn" in calls.unseen["layers.0.blocks.0.attn"]
+    assert "set_fused_attn(True, experimental=True)" in calls.unseen["layers.0.blocks.0.attn"]
+
+
+@pytest.mark.parametrize(("home", "kind", "helps"), [("cait", "TalkingHeadAttn", False), ("xcit", "XCA", True)])
+def test_advice_for_timm_is_given_where_it_helps(
+    home: str, kind: str, helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library("timm")
+    for fused in (1, 2):  # as by default, and as by set_fused_attn(True, experimental=True)
+        monkeypatch.setattr("timm.layers.config._USE_FUSED_ATTN", fused)
+        attention = getattr(importlib.import_module(f"timm.models.{home}"), kind)(16, num_heads=2)
+        with capture(attention) as calls:
+            attention(torch.randn(1, 5, 16))
+        assert len(calls) == (1 if helps and fused == 2 else 0)
+        assert ["set_fused_attn" in reason for reason in calls.unseen.values()] == ([] if calls else [helps])
 
 
 # ------------------------------------------------------------------ versions

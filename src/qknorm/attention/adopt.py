@@ -203,7 +203,7 @@ def _examine(module: nn.Module) -> tuple[Shape | str | None, Family | None]:
         verdict = family.examine(module)
         if verdict is not None:
             return verdict, family
-    if re.search("Attention|Attn", type(module).__name__):
+    if re.search("Attention|Attn|^XCA$", type(module).__name__):
         return f"{type(module).__name__} is not a kind of attention that adopt knows", None
     return None, None
 

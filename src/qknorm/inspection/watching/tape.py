@@ -16,7 +16,7 @@ from qknorm.inspection.watching.call import Call
 from qknorm.inspection.watching.versions import SUPPORTED, out_of_range
 
 _WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
-_LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_LOOKS_LIKE_ATTENTION = re.compile(r"attention|attn|^XCA$", re.IGNORECASE)  # timm's XCA attends over channels
 
 
 @dataclass
@@ -148,7 +148,10 @@ def why_unseen(module: nn.Module) -> str:
     if library == "transformers":
         return f"transformers' {kind} computes its weights by itself, past the library's attention interface"
     if library == "timm":
-        return f"timm's {kind} computes its weights by itself; timm.layers.set_fused_attn(True) before it is made helps"
+        # what could call scaled_dot_product_attention says by this name that it does not; some does so on trial alone
+        can_be_fused = getattr(module, "fused_attn", None) is False
+        helps = "; timm.layers.set_fused_attn(True, experimental=True) before it is made helps" if can_be_fused else ""
+        return f"timm's {kind} computes its weights by itself{helps}"
     return (
         f"{kind} is no attention that is known, and no call of scaled_dot_product_attention was seen in it; one by its "
         f"full name, torch.nn.functional.scaled_dot_product_attention(…), would be"
