@@ -295,6 +295,19 @@ def test_compiled_models_are_probed() -> None:
     assert len(monitor.latest) == 6
 
 
+def test_a_probe_runs_uncompiled_what_was_compiled_around_the_model() -> None:
+    traced: list[Any] = []
+
+    def backend(graph: Any, _: object) -> Any:
+        traced.append(graph)
+        return graph
+
+    model = nn.Sequential(OwnAttention())
+    compiled, monitor = torch.compile(model, backend=backend), AttentionMonitor(model)
+    monitor.probe(lambda: compiled(torch.randn(2, 5, 8)))
+    assert list(monitor.latest) == ["0"] and not monitor.unseen and not traced
+
+
 # ------------------------------------------------------------------ in words
 
 

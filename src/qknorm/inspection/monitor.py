@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -231,7 +232,7 @@ def _apart(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=sorted(devices, key=str)))
-        if compiled_parts(model):
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes a second
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module, _ in modes:
             module.training = False
