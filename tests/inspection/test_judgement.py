@@ -28,9 +28,9 @@ def test_a_calm_training_gives_no_warning() -> None:
 
 
 def test_collapse_of_entropy() -> None:
-    history = over("relative_entropy", [0.8, 0.81, 0.7], [0.3, 0.8, 0.04], [0.04, 0.7, 0.03], [0.01, 0.7, 0.02])
-    assert judge(history) == [
-        "encoder.0.self, heads 1 and 3: entropy collapses, to 0.010 of its largest possible (from 0.80), under 0.05 "
+    values = [0.8, 0.81, 0.7, 0.9], [0.3, 0.8, 0.04, 0.2], [0.04, 0.7, 0.03, 0.005], [0.01, 0.7, 0.02, 0.011]
+    assert judge(over("relative_entropy", *values)) == [  # one wavers near nothing, which is no recovery
+        "encoder.0.self, heads 1, 3 and 4: entropy collapses, to 0.010 of its largest possible (from 0.80), under 0.05 "
         "since step 200; " + ANY_LENGTH
     ]
 
@@ -40,7 +40,7 @@ def test_collapse_of_entropy() -> None:
     [
         ([0.03],),  # nobody knows where it came from
         ([0.03], [0.02]),  # low from the start: a head that looks at one place
-        ([0.8], [0.02], [0.04]),  # it rises again
+        ([0.8], [0.02], [0.06]),  # it rose again
     ],
 )
 def test_low_entropy_alone_is_no_collapse(values: tuple[list[float], ...]) -> None:

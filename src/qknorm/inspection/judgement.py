@@ -118,9 +118,7 @@ def _find_collapse(name: str, samples: Sequence[Sample]) -> Finding | None:
     curves = _curves(samples, "relative_entropy")
 
     def has_collapsed(curve: _Curve) -> bool:
-        if len(curve.values) < 2 or not curve.last < COLLAPSED:
-            return False
-        return curve.last <= curve.values[-2] and curve.last <= max(curve.values) / 4
+        return len(curve.values) > 1 and curve.last < COLLAPSED and curve.last <= max(curve.values) / 4
 
     heads = [head for head, curve in curves.items() if has_collapsed(curve)]
     if not heads:
