@@ -75,6 +75,13 @@ def test_sides_in_order_raise_no_alarm():
         assert not check.is_disordered() and not check.is_doubtful()
 
 
+@pytest.mark.parametrize("empty", ["", " \t"])
+def test_missing_translations_are_no_evidence(empty):
+    rng = random.Random(1)
+    check = order_of((source, target if rng.random() < 0.5 else empty) for source, target in made_up_corpus(2_000))
+    assert not check.is_disordered() and not check.is_doubtful()
+
+
 def test_sides_in_different_orders_are_told():
     corpus = made_up_corpus(2_000)
     sources, targets = [source for source, _ in corpus], [target for _, target in corpus]

@@ -176,6 +176,8 @@ class OrderCheck:
         self._sides = (TraitGatherer(), TraitGatherer())
 
     def add(self, source: str, target: str) -> None:
+        if not source.strip() or not target.strip():
+            return  # what has not been translated says nothing of the order
         if len(self._sides[0]) < _MOST_PAIRS:
             self._sides[0].add(source)
             self._sides[1].add(target)
