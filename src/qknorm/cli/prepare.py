@@ -45,9 +45,9 @@ class Arguments:
     corpus: str | None = None
     """A data set by name instead of files; `qknorm corpora list` shows them."""
     dev_pairs: int = Prepare.model_fields["dev_pairs"].default
-    """How many pairs to split off as dev; never more than a tenth of the corpus."""
+    """How many pairs to split off as dev where none is given; never more than a tenth of the corpus."""
     test_pairs: int = Prepare.model_fields["test_pairs"].default
-    """How many pairs to split off as test; never more than a tenth of the corpus."""
+    """How many pairs to split off as test where none is given; never more than a tenth of the corpus."""
     cleaning: Cleaning = field(default_factory=Cleaning)
     subwords: Subwords = field(default_factory=Subwords)
     overwrite: bool = False
@@ -81,6 +81,12 @@ def _settings(arguments: Arguments) -> Prepare:
         languages = (source, target) if source and target else None
         for split in files:
             files[split] = files[split] or corpora.split_files(arguments.corpus, split, languages)
+    for split, pairs in (("dev", arguments.dev_pairs), ("test", arguments.test_pairs)):
+        if files[split] and pairs != Prepare.model_fields[f"{split}_pairs"].default:
+            given = f"--{split} gives one" if getattr(arguments, split) else "--corpus brings one"
+            raise InputError(
+                f"--{split}-pairs is for splitting off a {split} set, but {given}; leave --{split}-pairs out"
+            )
     if source is None or target is None:
         raise InputError("say which languages: --source gl --target en")
     if not files["train"]:
