@@ -198,6 +198,11 @@ def test_calls_without_tokens_count_positions_and_repeated_calls_are_numbered() 
     sentence = sentence_of_calls(None, calls)
     assert [one.name for one in sentence.attentions] == ["attention", "attention call 2"]
     assert list(sentence.tokens.values()) == [["1", "2", "3"]]
+    with pytest.raises(ValueError, match="4 tokens were given where attention has 3 queries and 3 keys; give as many"):
+        sentence_of_calls(list("abcd"), calls)
+    with capture(model) as calls:
+        layer(x[:, 2:], x, x)  # as with a cache: the last query alone
+    assert list(sentence_of_calls(list("abc"), calls).tokens.values()) == [["a", "b", "c"], ["1"]]
 
 
 # ------------------------------------------------------------------ from runs

@@ -228,12 +228,14 @@ def sentence_of_calls(
 ) -> Sentence:
     """A sentence as captured calls of any model saw it, of the first sequence of their batch.
 
-    `tokens` are those of the one text, or a list by side of a model with more; without any, positions are counted.
+    `tokens` are those of the one text, or a list by side of a model with more; without any, positions are counted, as
+    they are for attentions that no side fits. Tokens of one text that fit none are refused.
     `sides` says, for an attention's name, which sides its queries and keys are of, where names and lengths do not.
     """
     known = {
         side: list(some) for side, some in (tokens if isinstance(tokens, Mapping) else {"text": tokens or ()}).items()
     }
+    given = dict(known)
     attentions: list[Attention] = []
     for call in calls:
         call = call.first(1)
@@ -245,6 +247,12 @@ def sentence_of_calls(
         name, measures = _fresh(call.name, attentions), call.measure().as_dict()
         attentions.append(Attention(name, queries, keys, weights, measures, visible))
     used = {side for one in attentions for side in (one.queries, one.keys)}
+    if attentions and len(given) == 1 and any(given.values()) and used.isdisjoint(given):
+        (some,), (_, queries, keys) = given.values(), attentions[0].weights.shape
+        raise ValueError(
+            f"{len(some)} tokens were given where {attentions[0].name} has {queries} queries and {keys} keys; give as many"
+            " as the model read, special ones too, or None to count positions"
+        )
     known = {side: some for side, some in known.items() if side in used}
     said = " ".join(next(iter(known.values()), [])) if text is None else text
     return Sentence(said, known, attentions, translation, reference)
