@@ -30,5 +30,18 @@ def test_checkpoints_from_before_p_was_in_them_go_back_in() -> None:
     assert now.keys() == saved.keys()
     for name, value in now.items():
         torch.testing.assert_close(value, saved[name] if name in fixed else older[name].reshape(value.shape))
-    with pytest.raises(InputError, match="does not fit the model"):
+    with pytest.raises(InputError, match=r"it has \S+p_fixed, which the settings leave out"):
         spread(2.0).restore(saved, {}, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"width": 32}, r"its \S+ has shape \(\d+, 16\) where the settings give \(\d+, 32\); undo"),
+        ({"decoder_layers": 2}, r"it has no decoder\.\S+, which the settings ask for; undo"),
+    ],
+)
+def test_weights_of_another_make_are_refused_with_what_differs(changed: dict[str, int], told: str) -> None:
+    model = Translator(30, Model(**TINY | changed), scale_init=5.0)
+    with pytest.raises(InputError, match=rf"does not fit the model: {told}"):
+        SpreadModel(model, model).restore(spread(2.0).weights(), {}, torch.optim.SGD(model.parameters(), lr=0.1))

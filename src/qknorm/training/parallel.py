@@ -135,10 +135,9 @@ class SpreadModel:
         held = self.inner.state_dict()
         # checkpoints from before a fixed p was saved lack it; the settings have it
         weights = {name: value for name, value in held.items() if name.endswith(".p_fixed")} | dict(weights)
-        misfit = next((n for n in held if n not in weights or weights[n].numel() != held[n].numel()), None)
-        if misfit is not None or len(weights) != len(held):
-            what = misfit or "the number of tensors"
-            raise InputError(f"the checkpoint does not fit the model ({what}); undo what was changed in its settings")
+        misfit = _find_misfit(weights, held)
+        if misfit:
+            raise InputError(f"the checkpoint does not fit the model: {misfit}; undo what was changed in its settings")
         for name, slot in held.items():
             _put(slot, weights[name])
         for name, parameter in self.inner.named_parameters():
@@ -154,6 +153,16 @@ class SpreadModel:
         whole = _gather(value)
         whole = (whole.reshape(()) if name in self.numbers else whole).detach()
         return whole.clone() if stay else whole.cpu()
+
+
+def _find_misfit(weights: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> str | None:
+    """What first tells saved weights from those of the model; a single number may have any shape."""
+    for name, slot in held.items():
+        if name not in weights:
+            return f"it has no {name}, which the settings ask for"
+        if weights[name].numel() != slot.numel():
+            return f"its {name} has shape {tuple(weights[name].shape)} where the settings give {tuple(slot.shape)}"
+    return next((f"it has {name}, which the settings leave out" for name in weights if name not in held), None)
 
 
 def spread(model: Translator | LanguageModel, team: Team, how: str) -> SpreadModel:
