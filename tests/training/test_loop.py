@@ -161,14 +161,49 @@ def test_an_interrupted_run_ends_with_the_checkpoints_of_one_never_stopped(
     assert list_steps(tmp_path / "run") == list_steps(tmp_path / "straight")
 
 
-def test_a_signal_at_the_last_step_does_not_leave_it_unevaluated(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("stop", "batches"), [(4, 1), (7, 0)])
+def test_a_signal_within_an_evaluation_stops_it_and_who_goes_on_repeats_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int, batches: int
 ) -> None:
-    interrupt_at(5, monkeypatch)
-    assert not fit(data, tmp_path / "last", max_steps=5).interrupted
-    assert rows(tmp_path / "last")[-1]["kind"] == "evaluation"
-    outcome = fit(data, tmp_path / "early", max_steps=7)
-    assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and outcome.step == 5
+    """Before its first batch of sentences or after it, in the midst of a training or at its last step."""
+    given = {"max_steps": 7, "keep": 2}
+    fit(data, tmp_path / "straight", **given)
+    run, measure, shown = tmp_path / "run", Trainer._measure, Recorder.show_progress
+
+    def press(self: Trainer) -> Any:
+        if self.place.step == stop and not batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(self)
+
+    def press_later(self: Recorder, stage: str, done: int, total: int | None) -> None:
+        shown(self, stage, done, total)
+        if len([row for row in rows(run) if row["kind"] == "evaluation"]) == stop // 2 - (stop < 7):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_measure", press)
+        if batches:
+            patch.setattr(Recorder, "show_progress", press_later)
+        outcome = fit(data, run, **given)
+    assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and outcome.step == stop
+    assert list_steps(run)[-1] == stop
+    assert stop not in [row["step"] for row in rows(run) if row["kind"] == "evaluation"]
+    assert not fit(data, run, resume=True).interrupted
+    assert rows(run) == rows(tmp_path / "straight")
+    assert list_steps(run) == list_steps(tmp_path / "straight")
+    assert best_step(run) == best_step(tmp_path / "straight")
+    for step in list_steps(run):
+        for path in (run / f"checkpoints/step-{step:08d}").iterdir():
+            assert path.read_bytes() == (tmp_path / "straight" / path.relative_to(run)).read_bytes()
+
+
+def test_the_first_signal_is_told_of_at_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_at(3, monkeypatch)
+    fit(data, tmp_path / "run")
+    told = "SIGTERM: the training saves and leaves; a second signal leaves at once, without saving\n"
+    assert capfd.readouterr().err == told
 
 
 def test_an_infinite_gradient_changes_no_weight(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from qknorm.training.checkpoint import list_steps
 from qknorm.training.language_modelling import LanguageModelTask
 from qknorm.training.language_run import create_language_run, read_language_run
 from qknorm.training.leftovers import alone_in
-from qknorm.training.loop import Observer, Outcome, Trainer
+from qknorm.training.loop import Outcome, Trainer
 from qknorm.training.parallel import Team, join_team, leave_team
 from qknorm.training.record import Recorder
 from qknorm.training.run_folder import (
@@ -32,7 +32,7 @@ from qknorm.training.run_folder import (
     read_run,
     task_of,
 )
-from qknorm.training.task import Task
+from qknorm.training.task import Observer, Task
 from qknorm.training.translation import TranslationTask
 
 MOST_FOR_A_CPU = 10_000_000

@@ -2,14 +2,13 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
 
 from qknorm.config import Optimisation
 from qknorm.errors import InputError
@@ -17,35 +16,21 @@ from qknorm.training import checkpoint, parallel
 from qknorm.training.curves import draw_curves
 from qknorm.training.diagnosis import name_first_bad_part
 from qknorm.training.fast import choose_fast
-from qknorm.training.interruption import Interruption
+from qknorm.training.interruption import CalledOff, Interruption
 from qknorm.training.metrics import BLEU, Criterion
 from qknorm.training.parallel import Team
+from qknorm.training.place import Place
 from qknorm.training.record import Recorder, read_metrics
 from qknorm.training.run_folder import clear_half_written
 from qknorm.training.schedule import LearningRate
 from qknorm.training.snapshot import Snapshot, take_snapshot
 from qknorm.training.step import BatchTensors, Sums, TrainingStep
-from qknorm.training.task import Measured, Task
+from qknorm.training.task import Measured, Observer, Task
 from qknorm.training.writer import Writer
 
 SECONDS_BETWEEN_SIGNS = 1.0
 SECONDS_BETWEEN_SAVES = 10.0
 """On a GPU, where evaluations may follow each other faster than checkpoints are written; best ones are always saved."""
-
-
-@dataclass
-class Place:
-    """How far a training has come: all that decides what its next step does, besides the tensors."""
-
-    step: int = 0
-    epoch: int = 0
-    position: int = 0
-    evaluations: int = 0
-    best_score: float = -math.inf
-    best_step: int = 0
-    since_best: int = 0
-    loss: float | None = None
-    """Of the steps logged last."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +47,12 @@ class Outcome:
     """What the score is."""
 
 
+STOPPED = Measured(math.nan, {})
+"""An evaluation that a signal came into."""
+
+
 class TrainingDiverged(InputError):
     """The loss is no number any more."""
-
-
-class Observer(Protocol):
-    """Looks into a model now and then while it trains, and leaves it as it was."""
-
-    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes up what was written down before, for a training that goes on."""
-
-    def __call__(
-        self, step: int, model: nn.Module, *inputs: Tensor
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Sequence[str]]:
-        """What to write down for each head and for each attention, and sentences to warn with."""
 
 
 @dataclass
@@ -103,6 +80,7 @@ class Trainer:
         self.group = self.team.size * settings.accumulate
         self.batches = self.task.batches(device, self.group)
         self.rate = LearningRate(settings.schedule, self.model.settings.width, settings.max_steps)
+        self._interruption = Interruption(self.recorder.tell_of_signal if self.recorder else None)
         self._writer = Writer()
         self._saved_step = self._evaluated_step = -1
         self._saved_at = -math.inf
@@ -122,18 +100,22 @@ class Trainer:
 
     def _go_on(self) -> Outcome:
         # left by an error too, nobody may write to a run folder that others then take up
-        with Interruption() as interruption, self._writer:
+        with self._interruption, self._writer:
             while True:
+                if self.place.evaluation_due:
+                    if not self._evaluate():
+                        reason = None
+                        break
+                    self._save_if_due()
                 reason = self._reason_to_stop()
-                called_off = self._agreed(interruption.name is not None)
+                called_off = self._agreed(self._interruption.name is not None)
                 if reason or called_off:
                     break
                 self._take_step()
-                if self.place.step % self.settings.evaluate_every == 0:
-                    self._evaluate()
-                    self._save_if_due()
+                self.place.evaluation_due = self.place.step % self.settings.evaluate_every == 0
             if reason and self._evaluated_step != self.place.step:
-                self._evaluate()
+                self.place.evaluation_due = True
+                reason = reason if self._evaluate() else None
             if self._saved_step != self.place.step:
                 self._save()
             self._end_writing()
@@ -141,7 +123,7 @@ class Trainer:
             draw_curves(self.run, self.run / "curves.png")
         place = self.place
         return Outcome(
-            reason or f"stopped by {interruption.name or 'a signal'}",
+            reason or f"stopped by {self._interruption.name or 'a signal'}",
             place.step,
             place.best_step,
             place.best_score,
@@ -237,13 +219,16 @@ class Trainer:
 
     # ------------------------------------------------------------------ evaluating and stopping
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Whether it came to its end, and no signal stopped it."""
         place, began = self.place, time.perf_counter()
         result = self._measure() if self.team.leads or self._jointly else None
         result = self.team.share(result)
         if result is None:
             self._give_up(math.nan)
-        place.evaluations, self._evaluated_step = place.evaluations + 1, place.step
+        if not result.numbers:
+            return False
+        place.evaluations, place.evaluation_due, self._evaluated_step = place.evaluations + 1, False, place.step
         score = self.criterion.score(result.value)
         better = score > self.criterion.score(place.best_score)
         if better:
@@ -268,6 +253,7 @@ class Trainer:
                 }
             )
         self._logged_at += time.perf_counter() - began  # tokens a second are of training alone
+        return True
 
     @property
     def _jointly(self) -> bool:
@@ -275,12 +261,24 @@ class Trainer:
         return self.settings.parallel == "fsdp" and self.team.size > 1
 
     def _measure(self) -> Measured | None:
-        """An evaluation on dev; None where it gives no numbers."""
+        """An evaluation on dev; None where it gives no numbers, STOPPED where a signal came before its last batch."""
         try:
-            measured = self.task.evaluate(self.recorder.show_progress if self.recorder else None)
+            self._leave_if_asked()
+            measured = self.task.evaluate(self._show_progress)
         except FloatingPointError:
             return None
+        except CalledOff:
+            return STOPPED
         return measured if all(map(math.isfinite, measured.numbers.values())) else None
+
+    def _show_progress(self, stage: str, done: int, total: int | None) -> None:
+        if self.recorder is not None:
+            self.recorder.show_progress(stage, done, total)
+        self._leave_if_asked()
+
+    def _leave_if_asked(self) -> None:
+        if self._interruption.name is not None and not self._jointly:  # together, none may leave before the others
+            raise CalledOff
 
     def _reason_to_stop(self) -> str | None:
         place, training = self.place, self.settings
@@ -374,7 +372,9 @@ class Trainer:
             self.stepper.sums.copy_(sums)
         place = found.state["place"]
         place["best_score"] = self.criterion.worst if place["best_score"] is None else place["best_score"]
-        self.place, self._saved_step, self._evaluated_step = Place(**place), found.step, found.step
+        self.place = Place(**place)
+        if not self.place.evaluation_due:  # else it is saved anew when it is evaluated
+            self._saved_step = self._evaluated_step = found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()
         self._seconds_before = _seconds_so_far(self.run)

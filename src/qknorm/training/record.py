@@ -1,8 +1,11 @@
 """Everything a training prints and writes down: a live line, a table of evaluations, metrics.jsonl, TensorBoard."""
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -94,6 +97,14 @@ class Recorder:
     def message(self, text: str, style: str = "") -> None:
         """Prints a sentence above the live line, quiet or not."""
         self._display.say(text, style)
+
+    @staticmethod
+    def tell_of_signal(name: str) -> None:
+        """Says on standard error that a training is about to leave; safe within a handler of signals."""
+        text = f"{name}: the training saves and leaves; a second signal leaves at once, without saving\n"
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
+            lead = "\n" if sys.stderr.isatty() else ""  # the live line stands where it is
+            os.write(sys.stderr.fileno(), (lead + text).encode())
 
     def truncate_to(self, step: int) -> None:
         """Forgets what was recorded after `step`, for a training that goes on from there; −1 forgets everything."""

@@ -1,9 +1,10 @@
 """What the loop must know of what it trains, and nothing more: so one loop trains translators and language models."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from qknorm.models.language_model import LanguageModel
 from qknorm.models.translator import Translator
@@ -65,3 +66,15 @@ class Task(Protocol):
 
     def describe(self) -> str:
         """What is trained, in a few words."""
+
+
+class Observer(Protocol):
+    """Looks into a model now and then while it trains, and leaves it as it was."""
+
+    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes up what was written down before, for a training that goes on."""
+
+    def __call__(
+        self, step: int, model: nn.Module, *inputs: Tensor
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any], Sequence[str]]:
+        """What to write down for each head and for each attention, and sentences to warn with."""
