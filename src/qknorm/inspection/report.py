@@ -250,8 +250,8 @@ def sentence_of_calls(
     if attentions and len(given) == 1 and any(given.values()) and used.isdisjoint(given):
         (some,), (_, queries, keys) = given.values(), attentions[0].weights.shape
         raise ValueError(
-            f"{len(some)} tokens were given where {attentions[0].name} has {queries} queries and {keys} keys; give as many"
-            " as the model read, special ones too, or None to count positions"
+            f"{len(some)} tokens were given where {attentions[0].name} has {queries} queries and {keys} keys; give as"
+            " many as the model read, special ones too, or None to count positions"
         )
     known = {side: some for side, some in known.items() if side in used}
     said = " ".join(next(iter(known.values()), [])) if text is None else text
