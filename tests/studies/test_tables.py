@@ -2,6 +2,7 @@ import csv
 
 import pytest
 
+from qknorm.errors import InputError
 from qknorm.studies.tables import Page, Table, write_csv
 
 TABLE = Table("A <b> & B", ("name", "|x|"), (("a|b", "1.0"), ("<i>", "–")), frozenset({"name"}), ("see `x`",))
@@ -56,6 +57,14 @@ def test_a_long_word_of_a_list_does_not_widen_the_page_of_a_telephone(browser, t
     page.goto((tmp_path / "report.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.close()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write .*report\.md: .*; make room or get write access"):
+        Page("T", (), ()).write(tmp_path / "file")
+    with pytest.raises(InputError, match=r"cannot write .*r\.csv: "):
+        write_csv(tmp_path / "file" / "r.csv", ("a",), [])
 
 
 def test_csv_fills_what_is_missing_and_refuses_what_is_unknown(tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qknorm import files
+from qknorm.errors import InputError
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -104,8 +105,8 @@ class Page:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Writes both forms into the folder, as report.md and report.html; returns their paths."""
-        files.write_text(folder / "report.md", self.markdown(folder))
-        files.write_text(folder / "report.html", self.html(folder))
+        _write(folder / "report.md", self.markdown(folder))
+        _write(folder / "report.html", self.html(folder))
         return folder / "report.md", folder / "report.html"
 
 
@@ -131,7 +132,14 @@ def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, ob
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    files.write_text(path, text.getvalue())
+    _write(path, text.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; make room or get write access") from error
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -46,10 +46,16 @@ def test_quick_searches_tests_and_goes_on_where_it_stopped(here, tmp_path, capsy
     assert "says nothing of real text" in page and "Command: `qknorm study tune --quick" in page
     run(words)
     assert "single: 3 runs, 3 finished before" in capsys.readouterr().out
+    run([*words, "--report"])
+    assert "--test" not in capsys.readouterr().err
 
 
-def test_the_test_set_is_left_alone_unless_asked_for(here, tmp_path):
-    run(["tune", "--quick", "--only", "none", "--out", str(tmp_path)])
+def test_the_test_set_is_left_alone_unless_asked_for(here, tmp_path, capsys):
+    words = ["tune", "--quick", "--only", "none", "--out", str(tmp_path)]
+    run(words)
+    assert "--test" not in capsys.readouterr().err
+    run([*words, "--test", "--report"])
+    assert "--test: the test set is not translated yet, and --report does not do it" in capsys.readouterr().err
     assert not list(tmp_path.glob("runs/*/test*.txt"))
 
 

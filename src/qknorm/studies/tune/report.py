@@ -33,11 +33,11 @@ def write_report(search: Search, command: str) -> Written:
     test = tabulate_test(search)
     tables = tuple(_table(search, stage) for stage in TITLES if any(each.stage == stage for each in search.trials))
     tables = (*([test] if test else []), *tables)
+    summary = summarise(search, command)
+    write_csv(search.out / RESULTS, CSV_COLUMNS, [_csv_row(search, trial) for trial in search.trials])
     best = search.best()
     if best:
         write_settings(search.out / BEST, best[0].job.settings)
-    summary = summarise(search, command)
-    write_csv(search.out / RESULTS, CSV_COLUMNS, [_csv_row(search, trial) for trial in search.trials])
     sections = {"How it was made": _how_made(search, command), "How to read this": HOW_TO_READ}
     pair = f"{search.data.base.source}→{search.data.base.target}"
     page = Page(f"Settings for {pair}, chosen on dev", summary, tables, sections=sections)

@@ -19,6 +19,7 @@ from qknorm.training.checkpoint import MODEL_FILE
 from qknorm.training.run_folder import load_translator
 
 AGAIN = "again"
+TITLE = "Test, after the choice"
 
 
 def best_average(job: Job) -> int | None:
@@ -101,7 +102,7 @@ def tabulate_test(search: Search) -> Table | None:
         rows.append((name, *(f"{value:.2f}" for value in means.values()), *told, str(len(ours))))
     columns = ("system", *(one.name for one in measures), f"difference, {main.name}", "p", "seeds")
     notes = [f"{one.name}: {one.score(theirs[0], references).signature}" for one in measures]
-    return Table("Test, after the choice", columns, tuple(rows), frozenset({"system"}), tuple(notes))
+    return Table(TITLE, columns, tuple(rows), frozenset({"system"}), tuple(notes))
 
 
 def _compare(
