@@ -59,6 +59,20 @@ def test_a_long_word_of_a_list_does_not_widen_the_page_of_a_telephone(browser, t
     page.close()
 
 
+def test_a_table_of_many_columns_fits_a_usual_window_and_leaves_its_words_room(browser, tmp_path):
+    numbers = {"paper (en→vi)": "33.24", "paper's difference": "-0.84", "ours, mean ± sd": "23.01 ± 0.27"}
+    numbers |= {"seeds": "1 of 3", "difference": "-0.57", "p": "0.019", "dev BLEU": "21.13 ± 0.03"}
+    cells = {"system": "percentile-97.5", "settings": "percentile 97.5", **numbers, "minutes a run": "2.2 ± 1.5"}
+    words = frozenset({"system", "settings"})
+    Page("T", (), (Table("t", tuple(cells), (tuple(cells.values()),), words),)).write(tmp_path)
+    page = browser.new_page(viewport={"width": 1300, "height": 800})
+    page.goto((tmp_path / "report.html").as_uri())
+    frame, row = "document.querySelector('div.wide')", "document.querySelector('tbody tr')"
+    assert page.evaluate(f"{frame}.scrollWidth <= {frame}.clientWidth")
+    assert page.evaluate(f"{row}.clientHeight") < 40  # one line, no word broken
+    page.close()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write .*report\.md: .*; make room or get write access"):

@@ -16,7 +16,8 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem }
 caption { text-align: left; font-weight: 600; padding: 0.5rem 0 }
 th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
-th { border-bottom: 2px solid #888 }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
+th:not(.words) { width: 1px } /* as narrow as its numbers, so that words have the rest */
 th.words, td.words { text-align: left }
 td.words { white-space: normal }
 div.wide { overflow-x: auto }
