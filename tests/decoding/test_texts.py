@@ -36,6 +36,8 @@ def test_an_engine_needs_no_more_than_settings_and_a_search():
     (found,) = engine.explain([long], nbest=2, beam=3, no_repeat_ngram=0)
     assert (found.text, found.score, len(found.alternatives)) == (long, -1.0, 2) and found.parts > 2
     assert engine.settings == {"beam": 3, "no_repeat_ngram": 0}  # what was not asked for is left alone
+    engine.search = lambda *_, **__: [[Hypothesis(TOKENIZER.encode("  o  libro"), -1.0, -1.0)]]
+    assert engine.translate(["o libro"]) == ["o libro"]  # spaces that a model doubled are nobody's
     with pytest.raises(TypeError, match="list of sentences"):
         engine.translate("o libro")
     with pytest.raises(NotImplementedError, match="Echo does not align"):

@@ -1,11 +1,14 @@
 """Text in, text out, with small random models: what must not depend on batches, blanks or lengths."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qknorm.config import Decoding, Dropout, Model
+from qknorm.decoding.results import join_texts
 from qknorm.decoding.translate import TextTranslator, split_long, translate_ids
 from qknorm.models.translator import Translator
 from qknorm.specials import END, START
@@ -169,6 +172,34 @@ def test_a_word_without_spaces_is_cut_between_letters():
     assert "".join(parts) == word
     assert all(len(TOKENIZER.encode(part)) <= 20 for part in parts)
     assert split_long(TOKENIZER, "é", 0) == ["é"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("男が外にいる。犬が走る。」猫", ["男が外にいる。", "犬が走る。」猫"]),  # nearest to the middle
+        ("犬が走る。」猫が座っていて、寝る", ["犬が走る。」", "猫が座っていて、寝る"]),
+        ("価格は1,000円です、はい", ["価格は1,000円です、", "はい"]),
+    ],
+)
+def test_a_text_without_spaces_is_cut_after_a_stop(text, parts):
+    longest = max(len(TOKENIZER.encode(part)) for part in parts)
+    assert split_long(TOKENIZER, text, longest) == parts
+
+
+def test_pieces_are_joined_as_their_script_wants():
+    assert join_texts(["", " a  b", "", "c "]) == "a b c"
+    assert join_texts(["男。", "犬、", "猫」", "A", "カ", "ナ”", "字"]) == "男。犬、猫」A カナ”字"
+    assert join_texts(["남자", "개"]) == "남자 개"
+
+
+def test_words_of_parts_that_are_joined_without_a_space_are_one(monkeypatch):
+    translator, text = make_translator(longest=20), " ".join(LINES)
+    before = translator.explain([text], align=True)[0]
+    monkeypatch.setattr("qknorm.decoding.results._NO_SPACE", re.compile("\0"))
+    (found,) = translator.explain([text], align=True)
+    assert found.text != before.text
+    assert sorted({target for _, target in found.alignment}) == list(range(len(found.text.split())))
 
 
 def test_a_very_long_sentence_is_translated_in_parts_and_joined():

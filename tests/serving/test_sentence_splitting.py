@@ -12,7 +12,7 @@ ALPHABET = "aA.!?… \n\t\r\"'«»(),。！؟ש\u00a0\u2028-1éDr"
 @given(st.text(ALPHABET, max_size=60) | st.text(max_size=40))
 def test_put_together_again_they_are_the_text(text):
     cut = split_sentences(text)
-    assert cut.joined([piece.text for piece in cut.pieces]) == text
+    assert "".join(piece.before + piece.text for piece in cut.pieces) + cut.after == text
     assert all(piece.text.strip() == piece.text != "" for piece in cut.pieces)
     assert all(not piece.before.strip() for piece in cut.pieces) and not cut.after.strip()
     assert not any("\n" in piece.text for piece in cut.pieces)
@@ -53,3 +53,22 @@ def test_odd_texts_take_no_longer_than_others(text):
 def test_other_sentences_get_the_same_white_space():
     cut = split_sentences("\n One. Two!\n\n\tThree?\n")
     assert cut.joined(["A.", "B!", "C?"]) == "\n A. B!\n\n\tC?\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "translations", "expected"),
+    [
+        (
+            "男が外にいる。犬が走る。　猫。",
+            ["A man is outside.", "A dog runs.", "A cat."],
+            "A man is outside. A dog runs. A cat.",
+        ),
+        ("A man. A dog!  A cat.\n\nEnd. ", ["男。", "犬！", "猫", "終"], "男。犬！猫\n\n終 "),
+        ("A man.  A dog.", ["Ein Mann.", "Ein Hund."], "Ein Mann.  Ein Hund."),
+        ("A man. A dog.", ["ผู้ชาย", "สุนัข"], "ผู้ชาย สุนัข"),
+        ("A man. A dog.", ["남자.", "개."], "남자. 개."),
+        ("一。二。", ["", "Two."], "Two."),
+    ],
+)
+def test_the_script_of_the_target_decides_on_spaces(text, translations, expected):
+    assert split_sentences(text).joined(translations) == expected

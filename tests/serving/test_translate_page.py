@@ -83,7 +83,7 @@ def told(running) -> list[dict]:
 def test_what_is_typed_is_translated_after_a_pause(opened, told):
     opened.page.locator("#source").fill(TEXT)
     opened.wait(DONE)
-    assert opened.output() == "".join(each["before"] + each["text"] for each in told)
+    assert opened.output() == "".join(each["space"] + each["text"] for each in told)
     assert opened.page.locator("#status").inner_text().startswith("3 sentences")
     assert opened.page.locator("#count").inner_text() == f"{len(TEXT)} characters"
     opened.page.locator("#clear").click()

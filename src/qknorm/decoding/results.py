@@ -1,5 +1,7 @@
 """What decoding gives, and how long text is cut for it, whichever engine decodes: nothing here imports PyTorch."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qknorm.text.subwords import Tokenizer
@@ -39,12 +41,10 @@ def split_long(tokenizer: Tokenizer, text: str, longest: int) -> list[str]:
     if len(tokenizer.encode(text)) <= longest:
         return [text]
     words = text.split(" ")
-    if len(words) == 1:  # a word beyond any in training: letters are all there is to cut at
-        middle = len(text) // 2
-        halves = [text[:middle], text[middle:]]
-        return [
-            part for half in halves if half for part in (split_long(tokenizer, half, longest) if middle else [half])
-        ]
+    if len(words) == 1:
+        cut = _cut_of_word(text)
+        halves = (text[:cut], text[cut:]) if cut else ()  # a letter is all there is
+        return [part for half in halves for part in split_long(tokenizer, half, longest)] or [text]
     half_way = len(words) / 2
     cuts = range(1, len(words))
     after_stop = [i for i in cuts if words[i - 1][-1:] in _STOPS and len(words) / 4 <= i <= 3 * len(words) / 4]
@@ -53,3 +53,38 @@ def split_long(tokenizer: Tokenizer, text: str, longest: int) -> list[str]:
 
 
 _STOPS = set(".!?;:,…。！？；，、؟،؛")
+_WIDE_ENDS = tuple(re.compile(rf"[{stops}]++[」』）】》〉”’]*+(?=.)") for stops in ("。！？", "，、；：…", ".!?;:,"))
+"""Ends of sentences in scripts without spaces, then of clauses, then what may well stand inside a word or number."""
+
+
+def _cut_of_word(text: str) -> int:
+    """Where to cut a text without spaces: after the stop nearest to its middle; letters are the last resort."""
+    for pattern in _WIDE_ENDS:
+        if ends := [found.end() for found in pattern.finditer(text)]:
+            return min(ends, key=lambda end: abs(end - len(text) / 2))
+    return len(text) // 2
+
+
+# ------------------------------------------------------------------ putting together
+
+_WIDE_STOPS = r"\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+_UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+_NO_SPACE = re.compile(rf"""[{_WIDE_STOPS}][”’"')…]*\0|[{_UNSPACED}][”’…]*\0[“‘]*[{_WIDE_STOPS}{_UNSPACED}]""")
+
+
+def space_between(left: str, right: str) -> str:
+    """What stands between two pieces of a text: nothing in Chinese and Japanese, else a space.
+
+    That is after a stop of full width, and between Han or kana. Thai, Lao, Khmer and Burmese put no spaces between words
+    but do between sentences.
+    """
+    return "" if not left or not right or _NO_SPACE.search(f"{left[-8:]}\0{right[:8]}") else " "
+
+
+def join_texts(texts: Iterable[str]) -> str:
+    """Pieces of text in a row, each with single spaces, as their script wants it."""
+    joined = ""
+    for text in texts:
+        tidy = " ".join(text.split())  # what a model makes of spaces is not what anybody would write
+        joined += space_between(joined, tidy) + tidy
+    return joined

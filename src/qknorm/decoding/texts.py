@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from qknorm.decoding.results import Alternative, Hypothesis, Translation, split_long
+from qknorm.decoding.results import Alternative, Hypothesis, Translation, join_texts, split_long
 from qknorm.progress import Progress
 from qknorm.text.batching import batches_by_length
 from qknorm.text.cleaning import clean_line
@@ -77,7 +77,7 @@ class AnyTranslator(ABC, Generic[Settings]):
     def _join(self, text: str, parts: list[str], found: list[list[Hypothesis]], align: bool) -> Translation:
         alternatives = [
             Alternative(
-                " ".join(filter(None, (self.tokenizer.decode(hypotheses[rank].tokens) for hypotheses in found))),
+                join_texts(self.tokenizer.decode(hypotheses[rank].tokens) for hypotheses in found),
                 sum(hypotheses[rank].score for hypotheses in found) / len(found),
             )
             for rank in range(min(len(hypotheses) for hypotheses in found))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qknorm.attention.cache import moved_rows
 from qknorm.config import Decoding
 from qknorm.decoding.alignment import align_words
-from qknorm.decoding.results import Alternative, Hypothesis, Translation, split_long
+from qknorm.decoding.results import Alternative, Hypothesis, Translation, join_texts, space_between, split_long
 from qknorm.decoding.search import beam_search
 from qknorm.decoding.texts import BATCH_TOKENS, AnyTranslator, search_by_length
 from qknorm.models.translator import DecoderCache, Memory, Translator
@@ -191,14 +191,18 @@ class TextTranslator(AnyTranslator[Decoding]):
     def align(self, text: str, parts: list[str], best: list[list[int]]) -> list[tuple[int, int]]:
         """By the attention of the model itself."""
         alignment: list[tuple[int, int]] = []
-        place = targets = 0
+        place, joined = 0, ""
         for part, tokens in zip(parts, best, strict=True):
             links = align_words(self.model, self.tokenizer, part, tokens)
             sources = text.count(" ", 0, place)  # a part may begin in the middle of a word
+            words = self.tokenizer.decode(tokens)
+            targets = len(joined.split())
+            if targets and not space_between(joined, words.strip()):  # its first word is one with the last before it
+                targets -= 1
             alignment += [(sources + s, targets + t) for s, t in links]
             place += len(part)
             place += text.startswith(" ", place)
-            targets += len(self.tokenizer.decode(tokens).split())
+            joined = join_texts([joined, words])
         return alignment
 
     def _recorded_search(self) -> "RecordedSearch":

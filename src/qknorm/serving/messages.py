@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from qknorm.decoding.translate import Translation
-from qknorm.serving.sentences import Piece, Pieces
+from qknorm.serving.sentences import Piece, Pieces, space_before
 from qknorm.text.cleaning import clean_line
 
 RIGHT_TO_LEFT = frozenset(
@@ -31,7 +31,7 @@ class TranslateRequest(Asked):
     """Text to translate."""
 
     text: str | list[str]
-    """One text, or a list of them; each is cut into sentences, and put together again with its own white space."""
+    """One text, or a list of them; each is cut into sentences, and put together again with its own line breaks."""
     pair: str | None = None
     """Which of /pairs; the first if not given."""
     beam: int | None = Field(default=None, ge=1)
@@ -68,10 +68,12 @@ class AlternativeOut(BaseModel):
 
 
 class SentenceOut(BaseModel):
-    """A sentence, the white space that stood before it, and its translation."""
+    """A sentence, the white space that stood before it, and its translation with that which goes before it."""
 
     before: str
     source: str
+    space: str
+    """Like `before`, but for what the target's script wants within a line: none in Japanese, some in English."""
     text: str
     score: float | None
     alternatives: list[AlternativeOut]
@@ -163,12 +165,13 @@ def direction_of(language: str) -> str:
     return "rtl" if primary in RIGHT_TO_LEFT or {"arab", "hebr"} & set(subtags) else "ltr"
 
 
-def describe_sentence(piece: Piece, translation: Translation) -> SentenceOut:
-    """A sentence as the API tells of it."""
+def describe_sentence(piece: Piece, translation: Translation, former: str = "") -> SentenceOut:
+    """A sentence as the API tells of it, after the translation of the one before it in its text."""
     aligned = translation.alignment is not None
     return SentenceOut(
         before=piece.before,
         source=piece.text,
+        space=space_before(piece, former, translation.text),
         text=translation.text,
         score=_finite(translation.score),
         alternatives=[AlternativeOut(text=each.text, score=_finite(each.score)) for each in translation.alternatives],

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qknorm.decoding.results import space_between
+
 _SPACED_STOPS = ".!?…؟۔।॥"
 _BARE_STOPS = "。！？"
 _CLOSERS = "\"'”’»›)\\]」』）"
@@ -37,9 +39,21 @@ class Pieces:
     after: str
 
     def joined(self, translations: Sequence[str]) -> str:
-        """Other sentences in the places of these, with the same white space around them."""
-        pairs = zip(self.pieces, translations, strict=True)
-        return "".join(piece.before + translation for piece, translation in pairs) + self.after
+        """Other sentences in the places of these, with the same white space around them where their script has any."""
+        before = ["", *translations]
+        spaces = map(space_before, self.pieces, before, translations)
+        return "".join(space + text for space, text in zip(spaces, translations, strict=True)) + self.after
+
+
+def space_before(piece: Piece, former: str, translation: str) -> str:
+    """What stands between the translation of a sentence and that of the one before it, if any.
+
+    Line breaks stay; within a line the target's script decides whether there is white space, the source which.
+    """
+    if not former or not translation or len(f"{piece.before}x".splitlines()) > 1:
+        return piece.before
+    given = piece.before if piece.before.strip("\u3000") else " "
+    return given if space_between(former, translation) else ""
 
 
 def split_sentences(text: str) -> Pieces:

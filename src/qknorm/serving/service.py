@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from itertools import accumulate
 from typing import TypeVar
 
 from qknorm.decoding.translate import TextTranslator
@@ -89,10 +90,12 @@ class Service:
         """The sentences of all texts, in order, as they are translated; what is left is dropped when nobody asks."""
         job = self.batcher.submit(Job(work.options, [piece.text for piece in work.pieces]))
         try:
-            place = 0
+            firsts = {0, *accumulate(len(text.pieces) for text in work.texts)}
+            place, former = 0, ""
             async for translation in job:
-                yield describe_sentence(work.pieces[place], translation)
-                place += 1
+                former = "" if place in firsts else former
+                yield describe_sentence(work.pieces[place], translation, former)
+                place, former = place + 1, translation.text
         finally:
             self.batcher.cancel(job)
 

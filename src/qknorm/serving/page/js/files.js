@@ -91,7 +91,7 @@ async function translateOnce(text, pair, signal, progress) {
   let [result, read] = ["", 0];
   for await (const line of translate({ text, pair: pair.name }, signal)) {
     if (line.sentence) {
-      result += line.sentence.before + line.sentence.text;
+      result += line.sentence.space + line.sentence.text;
       read += line.sentence.before.length + line.sentence.source.length;
       progress(read);
     }

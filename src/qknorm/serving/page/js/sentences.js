@@ -41,7 +41,7 @@ export function add(sentence) {
   entry.element = make("span", { className: "sentence fresh", tabIndex: 0, role: "button", "aria-pressed": "false" });
   entry.element.dataset.at = at;
   fill(entry);
-  output.append(sentence.before, entry.element);
+  output.append(sentence.space, entry.element);
 }
 
 export function finish(after) {
