@@ -1,5 +1,8 @@
 """What `translate` and `score` say about their own doings."""
 
+import gzip
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +55,50 @@ def test_translations_that_cannot_be_kept_are_a_warning(tmp_path: Path, capsys: 
     assert capsys.readouterr().err == ""
     score._keep(["a"], tmp_path / "test.bb" / "under.a.file")
     assert "note: the translations are not kept, since" in capsys.readouterr().err
+
+
+def test_a_pipe_is_answered_when_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translate, "AT_ONCE", 3)
+    monkeypatch.setattr(translate, "PAUSE", 0.01)
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as file:
+        piped = translate._Arriving(file)
+        lines = translate.decode_lines(piped, "a pipe")
+        os.write(writing, b"\xef\xbb\xbfone\r\ntwo\nthr")
+        assert translate._take(lines, piped) == ["one", "two"]
+        os.write(writing, b"ee\n4\n5\n\n7")
+        assert translate._take(lines, piped) == ["three", "4", "5"]
+        assert translate._take(lines, piped) == [""]
+        os.close(writing)
+        assert translate._take(lines, piped) == ["7"]
+        assert translate._take(lines, piped) == []
+
+
+def test_a_name_that_cannot_become_a_file_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a folder; name a file"):
+        translate.run(["run", "--output", str(tmp_path)])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot be written, since .*file takes no files"):
+        translate.run(["run", "--output", str(tmp_path / "file" / "below" / "out")])
+    with pytest.raises(InputError, match="run is no run folder"):
+        translate.run(["run", "--output", str(tmp_path / "new" / "out")])
+
+
+def test_a_packed_name_is_packed(tmp_path: Path) -> None:
+    with translate._destination(tmp_path / "o.gz") as out:
+        out.write("ñ\n")
+    assert gzip.decompress((tmp_path / "o.gz").read_bytes()) == "ñ\n".encode()
+    assert list(translate.read_lines(tmp_path / "o.gz")) == ["ñ"]
+
+
+def test_more_alternatives_than_the_beam_asked_for_are_refused() -> None:
+    with pytest.raises(InputError, match="a beam of 2 finds no 3 alternatives; raise beam"):
+        translate.run(["run", "--beam", "2", "--nbest", "3"])
+    with pytest.raises(InputError, match="run is no run folder"):
+        translate.run(["run", "--beam", "3", "--nbest", "3"])
+
+
+def test_scoring_knows_an_exported_folder(tmp_path: Path) -> None:
+    (tmp_path / "translator.json").write_text(json.dumps({"engine": "onnx"}))
+    with pytest.raises(InputError, match="exported for onnx; name the run it was made from"):
+        score.run([str(tmp_path), "--split", "test"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qknorm.config import Decoding, Dropout, Model
 from qknorm.decoding.results import join_texts
 from qknorm.decoding.translate import TextTranslator, split_long, translate_ids
+from qknorm.errors import InputError
 from qknorm.models.translator import Translator
 from qknorm.specials import END, START
 from qknorm.text.subwords import Tokenizer
@@ -139,6 +140,11 @@ def test_alternatives_are_sorted_distinct_and_as_many_as_asked_for():
         assert (found.text, found.score) == (found.alternatives[0].text, scores[0])
     (hypotheses,) = translate_ids(MODEL, [TOKENIZER.encode(LINES[0])], Decoding(beam=5), nbest=5)
     assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == 5
+
+
+def test_a_beam_that_is_asked_for_does_not_grow():
+    with pytest.raises(InputError, match="a beam of 2 finds no 3 alternatives"):
+        make_translator().explain(LINES, beam=2, nbest=3)
 
 
 def test_options_of_a_call_go_over_the_settings():

@@ -125,6 +125,7 @@ def test_a_page_about_the_attention_of_a_sentence_is_kept_for_a_while(running):
         (b'{"text": "a", "beam": "2"}', 422, "beam"),
         (b'{"text": "a", "beam": 1e999}', 422, "beam"),
         (b'{"text": "a", "nbest": 100}', 422, "nbest is at most 8"),
+        (b'{"text": "a", "nbest": 3, "beam": 2}', 422, "a beam of 2 finds no 3 alternatives"),
         (b'{"text": "a", "temperature": 1}', 422, "temperature"),
         (b'{"text": "a", "\\ud800": 1}', 422, "body"),
     ],

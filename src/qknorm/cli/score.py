@@ -13,7 +13,7 @@ from rich.table import Table
 
 from qknorm import files
 from qknorm.cli.display import console, parse, progress_bar, warn
-from qknorm.cli.translate import which_checkpoint
+from qknorm.cli.translate import refuse_exported, which_checkpoint
 from qknorm.errors import InputError
 from qknorm.scoring import ScoreReport, ScoringOptions, score_report
 from qknorm.text.prepared import PreparedData
@@ -101,6 +101,7 @@ def _translate_runs(
     references: list[str] = []
     options = arguments.options
     for name, run_folder in _named(arguments.runs).items():
+        refuse_exported(run_folder)
         _, about = read_run(run_folder)
         data = PreparedData.load(arguments.data or Path(about.data))
         split = data.split(arguments.split)

@@ -1,19 +1,22 @@
 """`qknorm translate`."""
 
+import gzip
 import json
+import os
+import select
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO, cast
 
 import tyro
 
 from qknorm.cli.display import console, parse, progress_bar, warn
 from qknorm.decoding.results import Translation
-from qknorm.decoding.texts import AnyTranslator
+from qknorm.decoding.texts import AnyTranslator, check_nbest
 from qknorm.errors import InputError
 from qknorm.export import ENGINES, load_engine
 from qknorm.export.card import engine_of
@@ -26,6 +29,8 @@ if TYPE_CHECKING:  # these import PyTorch, which other engines do without
 
 AT_ONCE = 2_000
 """Lines read before the first of them is translated; more make fuller batches, fewer answer sooner."""
+PAUSE = 0.1
+"""Seconds without a byte after which the lines of a pipe that have come are translated, however few."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Arguments:
     length_penalty: float | None = None
     """Exponent of the length penalty; that of the run's settings if not given."""
     nbest: int = 1
-    """How many alternatives of each sentence to write, as lines of: line number, score, translation."""
+    """How many alternatives of each sentence to write, as lines of: line number, score, translation; at most --beam,
+    which grows to it where it is not given."""
     no_repeat_ngram: int | None = None
     """Forbid a translation to repeat an n-gram of this size."""
     align: bool = False
@@ -81,16 +87,52 @@ def run(words: Sequence[str]) -> None:
     if arguments.input is None and sys.stdin.isatty():
         _converse(translator, arguments)
         return
-    lines = read_lines(arguments.input) if arguments.input else decode_lines(sys.stdin.buffer, "standard input")
+    piped = None if arguments.input else _Arriving(sys.stdin.buffer)
+    lines = decode_lines(piped, "standard input") if piped else read_lines(cast(Path, arguments.input))
     number = 0
     with _destination(arguments.output) as out:
-        while chunk := list(islice(lines, AT_ONCE)):
+        while chunk := _take(lines, piped):
             for translation in _explain(translator, chunk, arguments):
                 number += 1
                 _note_parts(f"line {number}", translation)
                 for line in _lines_of(number, translation, arguments):
                     out.write(line + "\n")
             out.flush()
+
+
+class _Arriving:
+    """The lines of a pipe as they come."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._waiting: deque[bytes] = deque()
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        while data := self._file.read1(1 << 20):  # type: ignore[attr-defined]
+            *whole, rest = (rest + data).split(b"\n")
+            self._waiting.extend(line + b"\n" for line in whole)
+            while self._waiting:
+                yield self._waiting.popleft()
+        if rest:
+            yield rest
+
+    def pauses(self) -> bool:
+        """Whether no line is here and none is on its way; always no where a system cannot tell."""
+        try:
+            return not self._waiting and not select.select([self._file], [], [], PAUSE)[0]
+        except (OSError, ValueError):  # on Windows only sockets can be asked
+            return False
+
+
+def _take(lines: Iterator[str], piped: _Arriving | None) -> list[str]:
+    """The next lines to translate together: what there is, but not too many."""
+    taken: list[str] = []
+    for line in lines:
+        taken.append(line)
+        if len(taken) == AT_ONCE or (piped is not None and piped.pauses()):
+            break
+    return taken
 
 
 def load(run: Path, **options: Any) -> "TextTranslator":
@@ -138,8 +180,20 @@ def _check(arguments: Arguments) -> None:
     given, wanted = arguments.input, arguments.output
     if given is not None and wanted is not None and given.exists() and wanted.exists() and given.samefile(wanted):
         raise InputError(f"--output {wanted} is the file that is read, and would be lost; name another")
+    check_nbest(arguments.nbest, arguments.beam)
+    if wanted is not None:
+        _check_writable(wanted)
     if arguments.align and arguments.nbest > 1 and not arguments.json:
         raise InputError("--align with --nbest has no place in plain lines; add --json, or leave one of them out")
+
+
+def _check_writable(path: Path) -> None:
+    """Refuses a name that cannot become a file, before there is anything to lose."""
+    if path.is_dir():
+        raise InputError(f"--output {path} is a folder; name a file, such as {path / 'translations.txt'}")
+    folder = next(each for each in path.absolute().parents if each.exists())  # what is missing below it is made
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--output {path} cannot be written, since {folder} takes no files from you; name another")
 
 
 def which_checkpoint(name: str) -> "Which | Path":
@@ -196,5 +250,9 @@ def _destination(path: Path | None) -> Iterator[TextIO]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
         return
-    with atomic_path(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
-        yield file
+    packed = path.name.lower().endswith(".gz")  # as it would be read
+    with (
+        atomic_path(path) as partial,
+        (gzip.open if packed else open)(partial, "wt", encoding="utf-8", newline="\n") as file,
+    ):
+        yield cast(TextIO, file)

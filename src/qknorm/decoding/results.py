@@ -75,8 +75,8 @@ _NO_SPACE = re.compile(rf"""[{_WIDE_STOPS}][”’"')…]*\0|[{_UNSPACED}][”�
 def space_between(left: str, right: str) -> str:
     """What stands between two pieces of a text: nothing in Chinese and Japanese, else a space.
 
-    That is after a stop of full width, and between Han or kana. Thai, Lao, Khmer and Burmese put no spaces between words
-    but do between sentences.
+    That is after a stop of full width, and between Han or kana. Thai, Lao, Khmer and Burmese have no spaces between
+    words, but they do between sentences.
     """
     return "" if not left or not right or _NO_SPACE.search(f"{left[-8:]}\0{right[:8]}") else " "
 

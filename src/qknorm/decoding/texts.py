@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from qknorm.decoding.results import Alternative, Hypothesis, Translation, join_texts, split_long
+from qknorm.errors import InputError
 from qknorm.progress import Progress
 from qknorm.text.batching import batches_by_length
 from qknorm.text.cleaning import clean_line
@@ -58,10 +59,12 @@ class AnyTranslator(ABC, Generic[Settings]):
     ) -> list[Translation]:
         """Translations with scores, alternatives and, where asked for, word alignments.
 
-        A sentence longer than any in training is cut at spaces, translated in parts and put together again.
+        A sentence longer than any in training is cut at spaces, translated in parts and put together again. The beam of
+        the settings grows to `nbest`; one that is asked for does not, since that would change the best translation.
         """
         if isinstance(texts, str):
             raise TypeError("give a list of sentences, not one string")
+        check_nbest(nbest, beam)
         asked = {"beam": beam, "length_penalty": length_penalty, "no_repeat_ngram": no_repeat_ngram}
         given = {name: value for name, value in asked.items() if value is not None}
         settings = self.settings_for(given, nbest, align=align)
@@ -118,3 +121,9 @@ def search_by_length(
 def padded_length(tokens: int, step: int) -> int:
     """The least multiple of `step` that holds so many tokens and the end of the sentence."""
     return -(-(tokens + 1) // step) * step
+
+
+def check_nbest(nbest: int, beam: int | None) -> None:
+    """Refuses more alternatives than the beam that is asked for would find."""
+    if beam is not None and nbest > beam:
+        raise InputError(f"a beam of {beam} finds no {nbest} alternatives; raise beam, lower nbest, or leave beam out")

@@ -37,7 +37,7 @@ class TranslateRequest(Asked):
     beam: int | None = Field(default=None, ge=1)
     """Width of the beam; that of the model's settings if not given."""
     nbest: int = Field(default=1, ge=1)
-    """How many alternatives of each sentence to give."""
+    """How many alternatives of each sentence to give: at most `beam`, which grows to it where it is not given."""
     alignment: bool = False
     """Whether to say which source word each word of a translation came from."""
 

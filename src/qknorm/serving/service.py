@@ -5,7 +5,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from itertools import accumulate
 from typing import TypeVar
 
+from qknorm.decoding.texts import check_nbest
 from qknorm.decoding.translate import TextTranslator
+from qknorm.errors import InputError
 from qknorm.serving.attention import Pages, attention_page
 from qknorm.serving.batching import Batcher, Job, Options
 from qknorm.serving.gate import Gate
@@ -63,6 +65,10 @@ class Service:
         for name in ("beam", "nbest"):
             if (getattr(request, name) or 1) > limits.beam:
                 raise Refused(422, f"{name} is at most {limits.beam} here; ask for less")
+        try:
+            check_nbest(request.nbest, request.beam)
+        except InputError as error:
+            raise Refused(422, str(error)) from None
         texts = request.texts()
         self._check_length(sum(map(len, texts)))
         if len(texts) > limits.sentences:
