@@ -289,6 +289,9 @@ def test_the_guide_does_what_it_says(run: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / "runs" / "gl-en")
     (tmp_path / "news.gl").write_text("O gato dorme.\nUn can\n", encoding="utf-8")
+    (tmp_path / "data" / "gl-en").mkdir(parents=True)
+    for language in ("gl", "en"):
+        shutil.copy(tmp_path / "news.gl", tmp_path / "data" / "gl-en" / f"test.{language}")
     commands = [line for block in re.findall(r"```sh\n(.*?)```", part, re.DOTALL) for line in block.splitlines()]
     assert len(commands) >= 4
     for command in commands:
