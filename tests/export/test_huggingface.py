@@ -202,9 +202,14 @@ def test_the_pipeline_gives_our_translations(loaded: Loaded) -> None:
 
     _, model, tokenizer, _ = loaded
     translate = transformers.pipeline(TASK, model=model, tokenizer=tokenizer)
-    found = [each[0]["translation_text"] for each in translate(LINES[:6])]
+    found = [each["translation_text"] for each in translate(LINES[:6])]
     searched = [model.generate(**batch(tokenizer, [line]), custom_generate=ours.search)[0] for line in LINES[:6]]
     assert found == [tokenizer.decode(row, skip_special_tokens=True) for row in searched]
+    assert translate(LINES[0]) == [{"translation_text": found[0]}]
+    assert [len(each) for each in translate(LINES[:2], num_return_sequences=2, num_beams=2, custom_generate=None)] == [
+        2,
+        2,
+    ]
     assert translate(LINES[0], num_beams=1, custom_generate=None)[0]["translation_text"]
 
 

@@ -15,7 +15,7 @@ TASK = "qknorm-translation"
 
 
 class QKNormTranslationPipeline(Pipeline):
-    """`transformers.pipeline(TASK, folder)`: sentences in, [{"translation_text": …}] out, by our search.
+    """`transformers.pipeline(TASK, folder)`: one text or a list in, [{"translation_text": …}, …] out, by our search.
 
     What else is given goes to `generate`, such as num_beams; custom_generate=None has transformers search.
     """
@@ -24,6 +24,12 @@ class QKNormTranslationPipeline(Pipeline):
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         return {}, options, {}
+
+    def __call__(self, texts: Any, **options: Any) -> Any:
+        found = super().__call__(texts, **options)
+        if isinstance(texts, list) and all(len(each) == 1 for each in found):  # as translation pipelines always did
+            return [each[0] for each in found]
+        return found
 
     def preprocess(self, text: str) -> Any:
         return self.tokenizer(text, return_tensors="pt", return_token_type_ids=False)
