@@ -348,7 +348,7 @@ def test_the_command_shows_writes_and_draws(
             "has no encoder.7.self; it has encoder",
         ),
         (["--text", "a", "--names", "one", "two"], "--names has 2 names for 1 runs"),
-        (["second", "--text", "a", "--names", "one", "one"], "--names calls two runs one"),
+        (["second", "--text", "a", "--names", "one", "one"], "--names calls two runs one;"),
         (["--text", "a", "--count", "5"], "--count is of --input or --split"),
         (["--text", "a", "--data", "d"], "--data has sentences for --split alone"),
         (["--input", "missing.txt", "--data", "d"], "--data has sentences for --split alone"),

@@ -68,6 +68,7 @@ def test_other_sentences_get_the_same_white_space():
         ("A man. A dog.", ["ผู้ชาย", "สุนัข"], "ผู้ชาย สุนัข"),
         ("A man. A dog.", ["남자.", "개."], "남자. 개."),
         ("一。二。", ["", "Two."], "Two."),
+        ("一。二。三。", ["One.", "", "Three."], "One. Three."),
     ],
 )
 def test_the_script_of_the_target_decides_on_spaces(text, translations, expected):

@@ -188,6 +188,10 @@ def test_a_signal_within_an_evaluation_stops_it_and_who_goes_on_repeats_it(
     assert outcome.interrupted and outcome.reason == "stopped by SIGTERM" and outcome.step == stop
     assert list_steps(run)[-1] == stop
     assert stop not in [row["step"] for row in rows(run) if row["kind"] == "evaluation"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_measure", lambda self: None)
+        with pytest.raises(TrainingDiverged, match=f"step {stop}: the loss is not finite"):
+            fit(data, run, resume=True)
     assert not fit(data, run, resume=True).interrupted
     assert rows(run) == rows(tmp_path / "straight")
     assert list_steps(run) == list_steps(tmp_path / "straight")

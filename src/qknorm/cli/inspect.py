@@ -103,8 +103,8 @@ def _check(arguments: Arguments) -> None:
         raise InputError("name a run folder, or two to compare; qknorm inspect --help has examples")
     if arguments.names and len(arguments.names) != len(arguments.runs):
         raise InputError(f"--names has {len(arguments.names)} names for {len(arguments.runs)} runs; give one for each")
-    if len(set(arguments.names)) < len(arguments.names):
-        raise InputError(f"--names calls two runs {arguments.names[0]}; give each a name of its own")
+    if twice := next((name for name in arguments.names if arguments.names.count(name) > 1), None):
+        raise InputError(f"--names calls two runs {twice}; give each a name of its own")
     if arguments.html is not None and arguments.html.is_dir():
         raise InputError(f"--html {arguments.html} is a folder; name a file, such as {arguments.html / 'page.html'}")
     for option in ("format", "attention"):

@@ -82,7 +82,7 @@ def _settings(arguments: Arguments) -> Prepare:
         for split in files:
             files[split] = files[split] or corpora.split_files(arguments.corpus, split, languages)
     for split, pairs in (("dev", arguments.dev_pairs), ("test", arguments.test_pairs)):
-        if files[split] and pairs != Prepare.model_fields[f"{split}_pairs"].default:
+        if files[split] and pairs and pairs != Prepare.model_fields[f"{split}_pairs"].default:
             given = f"--{split} gives one" if getattr(arguments, split) else "--corpus brings one"
             raise InputError(
                 f"--{split}-pairs is for splitting off a {split} set, but {given}; leave --{split}-pairs out"

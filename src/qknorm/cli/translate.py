@@ -108,13 +108,16 @@ class _Arriving:
         self._waiting: deque[bytes] = deque()
 
     def __iter__(self) -> Iterator[bytes]:
-        rest = b""
+        begun: list[bytes] = []  # pieces of a line whose end has not come: joined once, however long it grows
         while data := self._file.read1(1 << 20):  # type: ignore[attr-defined]
-            *whole, rest = (rest + data).split(b"\n")
-            self._waiting.extend(line + b"\n" for line in whole)
+            head, end, rest = data.rpartition(b"\n")
+            if end:
+                self._waiting.extend(line + end for line in b"".join((*begun, head)).split(end))
+                begun = []
+            begun.append(rest)
             while self._waiting:
                 yield self._waiting.popleft()
-        if rest:
+        if rest := b"".join(begun):
             yield rest
 
     def pauses(self) -> bool:

@@ -59,8 +59,8 @@ class AnyTranslator(ABC, Generic[Settings]):
     ) -> list[Translation]:
         """Translations with scores, alternatives and, where asked for, word alignments.
 
-        A sentence longer than any in training is cut at spaces, translated in parts and put together again. The beam of
-        the settings grows to `nbest`; one that is asked for does not, since that would change the best translation.
+        A sentence longer than any in training is cut after stops or at spaces, translated in parts and put together.
+        The beam of the settings grows to `nbest`; one that is asked for does not: it would change the best translation.
         """
         if isinstance(texts, str):
             raise TypeError("give a list of sentences, not one string")

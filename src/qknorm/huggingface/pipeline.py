@@ -25,9 +25,9 @@ class QKNormTranslationPipeline(Pipeline):
     def _sanitize_parameters(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         return {}, options, {}
 
-    def __call__(self, texts: Any, **options: Any) -> Any:
-        found = super().__call__(texts, **options)
-        if isinstance(texts, list) and all(len(each) == 1 for each in found):  # as translation pipelines always did
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        found = super().__call__(inputs, **options)
+        if isinstance(inputs, list) and all(len(each) == 1 for each in found):  # as translation pipelines always did
             return [each[0] for each in found]
         return found
 

@@ -40,9 +40,11 @@ class Pieces:
 
     def joined(self, translations: Sequence[str]) -> str:
         """Other sentences in the places of these, with the same white space around them where their script has any."""
-        before = ["", *translations]
-        spaces = map(space_before, self.pieces, before, translations)
-        return "".join(space + text for space, text in zip(spaces, translations, strict=True)) + self.after
+        joined = former = ""
+        for piece, text in zip(self.pieces, translations, strict=True):
+            joined += space_before(piece, former, text) + text
+            former = text or former
+        return joined + self.after
 
 
 def space_before(piece: Piece, former: str, translation: str) -> str:

@@ -101,7 +101,7 @@ class Service:
             async for translation in job:
                 former = "" if place in firsts else former
                 yield describe_sentence(work.pieces[place], translation, former)
-                place, former = place + 1, translation.text
+                place, former = place + 1, translation.text or former
         finally:
             self.batcher.cancel(job)
 

@@ -140,7 +140,7 @@ def _write(path: Path, text: str) -> None:
     try:
         files.write_text(path, text)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; make room or get write access") from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; make room or get write access") from error
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

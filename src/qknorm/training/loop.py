@@ -25,7 +25,7 @@ from qknorm.training.run_folder import clear_half_written
 from qknorm.training.schedule import LearningRate
 from qknorm.training.snapshot import Snapshot, take_snapshot
 from qknorm.training.step import BatchTensors, Sums, TrainingStep
-from qknorm.training.task import Measured, Observer, Task
+from qknorm.training.task import STOPPED, Measured, Observer, Task
 from qknorm.training.writer import Writer
 
 SECONDS_BETWEEN_SIGNS = 1.0
@@ -45,10 +45,6 @@ class Outcome:
     interrupted: bool = False
     criterion: Criterion = BLEU
     """What the score is."""
-
-
-STOPPED = Measured(math.nan, {})
-"""An evaluation that a signal came into."""
 
 
 class TrainingDiverged(InputError):
@@ -373,7 +369,10 @@ class Trainer:
         place = found.state["place"]
         place["best_score"] = self.criterion.worst if place["best_score"] is None else place["best_score"]
         self.place = Place(**place)
-        if not self.place.evaluation_due:  # else it is saved anew when it is evaluated
+        if self.place.evaluation_due:  # then it is saved anew; a batch is there to look into if it gives no number
+            self.batches.start_epoch(self.place.epoch)
+            self._latest = self.batches.tensors(0)
+        else:
             self._saved_step = self._evaluated_step = found.step
         self.rate.factor, self.rate.scores = found.state["rate"]["factor"], list(found.state["rate"]["scores"])
         self.team.wait()

@@ -1,5 +1,6 @@
 """What the loop must know of what it trains, and nothing more: so one loop trains translators and language models."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,10 @@ class Measured(NamedTuple):
 
     value: float
     numbers: Mapping[str, float]
+
+
+STOPPED = Measured(math.nan, {})
+"""An evaluation that a signal came into."""
 
 
 class Batches(Protocol):
