@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 
-def run_in_interpreter(cases: Path) -> None:
-    """Runs a file of cases in a process of its own; fails with what it printed."""
+def run_in_interpreter(*cases: Path) -> None:
+    """Runs files of cases in a process of their own; fails with what it printed."""
     pytest.importorskip("triton", reason="triton is not installed")
     settings = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, cases)],
         # no case needs a plugin, and some take seconds to import
         env={**os.environ, **settings, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
