@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from qknorm.attention.adopting.family import HIDES_BELOW
+from qknorm.attention.adopting.family import visible_keys
 
 LOGITS_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """About so many logits are in memory at a time, by the kind of device: what a cache holds, or what keeps a GPU busy."""
@@ -98,8 +98,7 @@ class Product:
         if self.is_causal:  # the last query is aligned with the last key
             visible = visible.tril(diagonal=rows.start + self.s - self.t - keys.start)
         if self.mask is not None:
-            part = _part(self.mask, rows, keys)
-            visible = visible & (part if part.dtype == torch.bool else part > HIDES_BELOW)
+            visible = visible & visible_keys(_part(self.mask, rows, keys))
         if self.queries is not None:
             visible = visible & self.queries[:, None, rows, None]
         return visible

@@ -168,7 +168,9 @@ def attention_weights(
         return weights if visible is None else weights.masked_fill(~visible.any(dim=-1, keepdim=True), 0.0)
 
 
-def visible_keys(q_bhtd: Tensor, k_bhsd: Tensor, *, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+def count_visible_keys(
+    q_bhtd: Tensor, k_bhsd: Tensor, *, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     """How many keys each query may see (b, h, t), whatever weight it gives them."""
     product = Product.of(q_bhtd, k_bhsd, 1.0, mask, is_causal, None, None)
     visible = product.visible(slice(0, product.t), slice(0, product.s))

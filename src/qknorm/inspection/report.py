@@ -243,7 +243,7 @@ def sentence_of_calls(
         queries, keys = sides(call.name) if sides else _guess_sides(call.name, known, weights.shape[1:])
         for side, length in ((queries, weights.shape[1]), (keys, weights.shape[2])):
             known.setdefault(side, [str(place + 1) for place in range(length)])
-        visible = call.visible_keys()[0].cpu().numpy()
+        visible = call.count_visible_keys()[0].cpu().numpy()
         name, measures = _fresh(call.name, attentions), call.measure().as_dict()
         attentions.append(Attention(name, queries, keys, weights, measures, visible))
     used = {side for one in attentions for side in (one.queries, one.keys)}

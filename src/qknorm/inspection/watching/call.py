@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from qknorm.inspection.measures import Measures, attention_weights, measure, visible_keys
+from qknorm.inspection.measures import Measures, attention_weights, count_visible_keys, measure
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Call:
             self.q, self.k, scale=self.scale, mask=self.mask, is_causal=self.is_causal, softcap=self.softcap
         )
 
-    def visible_keys(self) -> Tensor:
+    def count_visible_keys(self) -> Tensor:
         """How many keys each query may see (b, h, t)."""
-        return visible_keys(self.q, self.k, mask=self.mask, is_causal=self.is_causal)
+        return count_visible_keys(self.q, self.k, mask=self.mask, is_causal=self.is_causal)
 
     def measure(self, threshold: float = 0.99) -> Measures:
         """Its measures; `threshold` is the weight above which a query counts as saturated."""
