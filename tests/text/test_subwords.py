@@ -85,6 +85,22 @@ def test_the_types_within_a_text_are_all_that_dropout_may_cut_it_into(tokenizer)
     assert tokenizer.types_within([""]) == []
 
 
+@given(st.lists(_KNOWN_TEXT | st.sampled_from(["the book", "vermello " * 2, "book" * 200, "bo" * 300])))
+def test_types_within_are_those_whose_symbols_stand_in_a_row_in_some_word(tokenizer, lines):
+    words = {word for line in lines if line for chunk in line.split(" ") for word in tokenizer.spell(chunk)}
+    text = "".join(f"|{row(word)}" for word in words)
+    spelled = {number: (number,) for number in range(tokenizer.size)}
+    within = {number for word in words for number in word}
+    for (left, right), (_, made) in tokenizer.ranks.items():
+        spelled[made] = spelled[left] + spelled[right]
+    within.update(number for number, symbols in spelled.items() if row(symbols) in text)
+    assert tokenizer.types_within(lines) == sorted(within)
+
+
+def row(symbols):
+    return "".join(f" {symbol} " for symbol in symbols)
+
+
 def test_dropout_drops_as_often_as_it_says():
     """With the one merge a+b, a word "ab" stays apart exactly when that merge is dropped."""
     vocabulary = {token: number for number, token in enumerate((*SPECIALS, SPACE, "a", "b", "ab"))}

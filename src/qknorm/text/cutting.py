@@ -5,6 +5,7 @@ Processes that cut beside a training run this module, so it imports numpy and no
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ Longs = NDArray[np.int64]
 
 _PLACE_BITS = 40
 _PLACE = (1 << _PLACE_BITS) - 1
+_WORDS_AT_ONCE = 20_000  # bounds the memory of looking for spellings
 
 
 class Rules(NamedTuple):
@@ -241,3 +243,32 @@ def _stretches(begins: Longs, lengths: Longs) -> Longs:
 def starts_of(lengths: Longs) -> Longs:
     """Where each begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def find_spelled(words: Iterable[Sequence[int]], spellings: Mapping[int, Sequence[int]], symbols: int) -> list[int]:
+    """The numbers of the spellings that stand somewhere inside a word; there are so many symbols, and 0 is in no word.
+
+    From every place of the words at once a tree of the spellings is gone down for as long as the symbols agree.
+    """
+    steps: dict[int, int] = {}  # from a node, which for a single symbol is the symbol, by the next symbol to a node
+    ends = {}
+    for number, (node, *rest) in spellings.items():
+        for symbol in rest:
+            node = steps.setdefault(node * symbols + symbol, symbols + len(steps))
+        ends[number] = node
+    keys = np.array([*sorted(steps), np.iinfo(np.int64).max])  # the last one for what is beyond all others
+    nodes = np.array([steps.get(key, 0) for key in keys.tolist()])
+    reached = np.zeros(symbols + len(steps), dtype=np.bool_)
+    left = iter(words)
+    while batch := list(islice(left, _WORDS_AT_ONCE)):
+        text = np.fromiter(chain.from_iterable((*word, 0) for word in batch), dtype=np.int64)
+        places = np.flatnonzero(text)
+        here = text[places]
+        while len(here):
+            reached[here] = True
+            places = places + 1
+            wanted = here * symbols + text[places]
+            found = np.searchsorted(keys, wanted)
+            known = keys[found] == wanted
+            places, here = places[known], nodes[found[known]]
+    return [number for number, node in ends.items() if reached[node]]

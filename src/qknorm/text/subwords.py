@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from qknorm import files
 from qknorm.errors import InputError
 from qknorm.specials import END, PAD, START, UNKNOWN
+from qknorm.text.cutting import find_spelled
 
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 SPACE = "▁"
@@ -114,12 +115,12 @@ class Tokenizer:
         """Every type that dropout may cut these lines into: all that are spelled somewhere inside a word."""
         chunks = {chunk for line in lines if line for chunk in line.split(" ")}
         words = {word for chunk in chunks for word in self.spell(chunk)}
-        everything = "\n".join("".join(map(_letter, word)) for word in words)
-        spelled = {number: _letter(number) for number in {number for word in words for number in word}}
+        spellings: dict[int, Ids] = {number: (number,) for word in words for number in word}
+        present = set(spellings)  # of words too long for dropout that is what they are merged to
         for (left, right), (_, made) in self.ranks.items():  # parts are learned before what is made of them
-            if left in spelled and right in spelled and (whole := spelled[left] + spelled[right]) in everything:
-                spelled[made] = whole
-        return sorted(spelled)
+            if left in spellings and right in spellings:
+                spellings[made] = spellings[left] + spellings[right]
+        return sorted(present.union(find_spelled(words, spellings, self.size)))
 
     def save(self, path: Path) -> None:
         """Writes tokenizer.json, which the tokenizers library also reads."""
@@ -165,11 +166,6 @@ class Tokenizer:
                 return merged
             (_, made), place = min(due)
             merged[place : place + 2] = [made]
-
-
-def _letter(number: int) -> str:
-    """A symbol as one letter, so that symbols in a row can be looked for as text; none is a line break."""
-    return chr(number + 32)
 
 
 def _build_backend(vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], pretokenized: bool) -> Backend:
