@@ -112,6 +112,29 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
     assert everything_under(tmp_path / "elsewhere") == {"new": "new"}
 
 
+def test_a_link_to_a_file_stays_a_link(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "ahead").symlink_to(tmp_path / "elsewhere" / "new")
+    write_text(tmp_path / "link", "new")
+    write_text(tmp_path / "ahead", "made")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "ahead").is_symlink()
+    assert (tmp_path / "file").read_text() == "new" and (tmp_path / "elsewhere" / "new").read_text() == "made"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="devices and pipes with names are a matter of POSIX")
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "through")
+        assert os.read(reading, 100) == b"through"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")
 def test_finished_files_and_folders_have_ordinary_modes(tmp_path):
     mask = os.umask(0o027)

@@ -16,7 +16,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside `path` to write to; on success it is synced and renamed, on failure removed."""
+    """Yields a temporary name beside `path` to write to; on success it is synced and renamed, on failure removed.
+
+    A link stays, and what it points at is replaced. A device or a pipe is yielded itself: no file may take its place.
+    """
+    if is_device(path):
+        yield path
+        return
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     os.close(handle)
@@ -33,6 +40,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
         raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_device(path: Path) -> bool:
+    """Whether something stands there that is written to but holds nothing: /dev/null, a terminal, a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 @contextmanager

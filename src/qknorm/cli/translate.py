@@ -20,7 +20,7 @@ from qknorm.decoding.texts import AnyTranslator, check_nbest
 from qknorm.errors import InputError
 from qknorm.export import ENGINES, load_engine
 from qknorm.export.card import engine_of
-from qknorm.files import atomic_path
+from qknorm.files import atomic_path, is_device
 from qknorm.text.readers import decode_lines, read_lines
 
 if TYPE_CHECKING:  # these import PyTorch, which other engines do without
@@ -194,7 +194,9 @@ def _check_writable(path: Path) -> None:
     """Refuses a name that cannot become a file, before there is anything to lose."""
     if path.is_dir():
         raise InputError(f"--output {path} is a folder; name a file, such as {path / 'translations.txt'}")
-    folder = next(each for each in path.absolute().parents if each.exists())  # what is missing below it is made
+    if is_device(path):
+        return
+    folder = next(each for each in path.resolve().parents if each.exists())  # what is missing below it is made
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"--output {path} cannot be written, since {folder} takes no files from you; name another")
 
