@@ -162,6 +162,19 @@ def test_small_corpora_and_sizes_of_zero_split_nothing_off(tmp_path):
     assert report.splits["train"].pairs == 50 and not report.warnings
 
 
+def test_a_catalogue_that_its_header_turns_around_is_told_of(tmp_path):
+    pytest.importorskip("polib")
+    paths = [tmp_path / f"{name}.po" for name in "abc"]
+    for path, language in zip(paths, ("gl_ES", "gl", "en"), strict=True):
+        path.write_text(f'msgid ""\nmsgstr "Language: {language}\\n"\n\nmsgid "{path.stem} ola"\nmsgstr "hello"\n')
+    settings = Prepare(source="gl", target="en", train=tuple(paths), dev=(paths[0],), test=(paths[2],))
+    report = prepare(settings.model_copy(update={"cleaning": Cleaning(drop_overlap=False)}), tmp_path / "out")
+    why = "read from msgstr to msgid because the header's Language: names gl, the source; if that is wrong, correct the"
+    assert report.warnings == [f"{paths[0]} was {why} header", f"{paths[0]} and 1 more catalogue were {why} header"]
+    train = pairs_in(PreparedData.load(tmp_path / "out"), "train")
+    assert train == [("hello", "a ola"), ("hello", "b ola"), ("c ola", "hello")]
+
+
 def test_merges_are_as_asked_or_a_warning_says_why_not(tmp_path):
     train = made_up_pairs(60)
     report = prepare(settings_for(tmp_path, train, subwords=Subwords(merges=20, pretokenized=True)), tmp_path / "a")

@@ -3,13 +3,15 @@
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from qknorm.errors import InputError
 
 Sides = tuple[str, str]
+Turned = Callable[[Path], None]
+"""Told of a catalogue that is read from its translations to what was translated."""
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _CODE_ELEMENTS = {"bpt", "ept", "it", "ph", "ut"}  # what they hold is markup of the original document, not text
@@ -56,7 +58,9 @@ def read_tmx(file: BinaryIO, path: Path, source: str, target: str) -> Iterator[S
         )
 
 
-def read_po(lines: Iterable[str], path: Path, source: str, target: str) -> Iterator[Sides]:
+def read_po(
+    lines: Iterable[str], path: Path, source: str, target: str, turned: Turned | None = None
+) -> Iterator[Sides]:
     """The translated entries of a PO file; untranslated, fuzzy and obsolete ones are skipped."""
     polib = _import_polib(path)
     # polib cuts at every kind of line break, and would take contents that are the name of a file for that file
@@ -67,10 +71,10 @@ def read_po(lines: Iterable[str], path: Path, source: str, target: str) -> Itera
         place = re.search(r"line (\d+)", str(error))
         where = f"{path}, line {place[1]}" if place else str(path)
         raise InputError(f"{where}: not the PO format; msgfmt -c names the fault") from None
-    yield from _translations(entries, source, target)
+    yield from _translations(entries, path, source, target, turned)
 
 
-def read_mo(content: bytes, path: Path, source: str, target: str) -> Iterator[Sides]:
+def read_mo(content: bytes, path: Path, source: str, target: str, turned: Turned | None = None) -> Iterator[Sides]:
     """The entries of a MO file."""
     polib = _import_polib(path)
     try:
@@ -79,19 +83,21 @@ def read_mo(content: bytes, path: Path, source: str, target: str) -> Iterator[Si
         entries = polib.mofile(content)
     except Exception:  # polib lets through whatever the damage leads to
         raise InputError(f"{path} is no whole MO file; make it again with msgfmt") from None
-    yield from _translations(entries, source, target)
+    yield from _translations(entries, path, source, target, turned)
 
 
-def _translations(entries: Any, source: str, target: str) -> Iterator[Sides]:
+def _translations(entries: Any, path: Path, source: str, target: str, turned: Turned | None) -> Iterator[Sides]:
     """What is to be translated and its translation; the other way round where the catalogue's language is the source.
 
     A language that could be either's says nothing, such as pt between pt-BR and pt-PT.
     """
     codes = _plain(source), _plain(target)
     language = entries.metadata.get("Language", "").partition("@")[0]  # ca@valencia, sr@latin
-    turned = _match(codes, language) == _match(codes[::-1], language) == codes[0]
+    turns = _match(codes, language) == _match(codes[::-1], language) == codes[0]
+    if turns and turned:
+        turned(path)
     for original, translation in _entries(entries):
-        yield (translation, original) if turned else (original, translation)
+        yield (translation, original) if turns else (original, translation)
 
 
 def _entries(entries: Any) -> Iterator[Sides]:

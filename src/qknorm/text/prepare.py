@@ -276,8 +276,9 @@ class _Preparation:
         """Streams the pairs of files, shows progress, and checks at the end that the sides are in the same order."""
         order, words = OrderCheck(), WordSample()
         spoiled = self.cleaning.note_spoiled if split == "train" else None  # given sets lose no pair
+        turned: list[Path] = []
         count = 0
-        for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled), start=1):
+        for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled, turned.append), start=1):
             order.add(*pair)
             words.add(*pair)
             if count % _BATCH == 0:
@@ -285,6 +286,8 @@ class _Preparation:
             yield pair
         self.progress(f"reading {split}", count, count)
         self.words[split] = words
+        if turned:
+            self.warnings.append(_explain_turned(turned, self.settings.source))
         listed = ", ".join(str(path) for path in paths)
         if order.is_disordered():
             raise InputError(
@@ -309,6 +312,15 @@ class _Preparation:
                 source.write(pair.source + "\n")
                 target.write(pair.target + "\n")
         return count
+
+
+def _explain_turned(catalogues: list[Path], source: str) -> str:
+    first, more = catalogues[0], len(catalogues) - 1
+    which = f"{first} and {more} more catalogue{'s' * (more > 1)} were" if more else f"{first} was"
+    return (
+        f"{which} read from msgstr to msgid because the header's Language: names {source}, the source; "
+        "if that is wrong, correct the header"
+    )
 
 
 def _check_languages(source: str, target: str) -> None:
