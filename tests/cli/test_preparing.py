@@ -23,6 +23,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "told"),
     [
         (["--dev-pairs", "7"], "--dev-pairs is for splitting off a dev set, but --corpus brings one"),
+        (["--dev-pairs", "1000"], "--dev-pairs is for splitting off a dev set, but --corpus brings one"),
         (["--test-pairs", "3"], "--test-pairs is for splitting off a test set, but --corpus brings one"),
         (["--dev", "train.en", "train.de", "--dev-pairs", "7"], "a dev set, but --dev gives one"),
     ],

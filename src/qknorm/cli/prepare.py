@@ -44,10 +44,10 @@ class Arguments:
     """Test set, in the same forms; split off from the training text if not given."""
     corpus: str | None = None
     """A data set by name instead of files; `qknorm corpora list` shows them."""
-    dev_pairs: int = Prepare.model_fields["dev_pairs"].default
-    """How many pairs to split off as dev where none is given; never more than a tenth of the corpus."""
-    test_pairs: int = Prepare.model_fields["test_pairs"].default
-    """How many pairs to split off as test where none is given; never more than a tenth of the corpus."""
+    dev_pairs: int | None = None
+    """How many pairs to split off as dev where none is given, 1,000 if not told; at most a tenth of the corpus."""
+    test_pairs: int | None = None
+    """How many pairs to split off as test where none is given, 1,000 if not told; at most a tenth of the corpus."""
     cleaning: Cleaning = field(default_factory=Cleaning)
     subwords: Subwords = field(default_factory=Subwords)
     overwrite: bool = False
@@ -81,8 +81,9 @@ def _settings(arguments: Arguments) -> Prepare:
         languages = (source, target) if source and target else None
         for split in files:
             files[split] = files[split] or corpora.split_files(arguments.corpus, split, languages)
-    for split, pairs in (("dev", arguments.dev_pairs), ("test", arguments.test_pairs)):
-        if files[split] and pairs and pairs != Prepare.model_fields[f"{split}_pairs"].default:
+    sizes = {"dev": arguments.dev_pairs, "test": arguments.test_pairs}
+    for split, pairs in sizes.items():
+        if files[split] and pairs:
             given = f"--{split} gives one" if getattr(arguments, split) else "--corpus brings one"
             raise InputError(
                 f"--{split}-pairs is for splitting off a {split} set, but {given}; leave --{split}-pairs out"
@@ -98,8 +99,7 @@ def _settings(arguments: Arguments) -> Prepare:
             train=files["train"],
             dev=files["dev"],
             test=files["test"],
-            dev_pairs=arguments.dev_pairs,
-            test_pairs=arguments.test_pairs,
+            **{f"{split}_pairs": pairs for split, pairs in sizes.items() if pairs is not None},
             cleaning=arguments.cleaning,
             subwords=arguments.subwords,
         )
