@@ -140,12 +140,13 @@ def test_finished_files_and_folders_have_ordinary_modes(tmp_path):
     mask = os.umask(0o027)
     try:
         write_text(tmp_path / "file", "x")
-        with atomic_folder(tmp_path / "folder"):
-            pass
+        with atomic_folder(tmp_path / "folder") as partial:
+            (partial / "private").touch(0o600)
     finally:
         os.umask(mask)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
     assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "folder" / "private").stat().st_mode) == 0o640
 
 
 def test_text_and_json_are_written_as_they_are(tmp_path):

@@ -62,6 +62,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
+                file.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
         partial.chmod(0o777 & ~_umask())
         _take_the_place(partial, path)
         _sync_folder(path.parent)

@@ -75,8 +75,6 @@ def save_checkpoint(
             record = json.loads(json.dumps(record))  # the digest is of what a reader will see: no tuples, string keys
             record["digest"] = _digest_of(record)
             (partial / STATE_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            for name in files:  # safetensors makes files that only their owner can read
-                shutil.copymode(partial / STATE_FILE, partial / name)
     return folder
 
 
