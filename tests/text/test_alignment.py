@@ -82,6 +82,24 @@ def test_missing_translations_are_no_evidence(empty):
     assert not check.is_disordered() and not check.is_doubtful()
 
 
+@pytest.mark.parametrize("times", [2, 3, 5, 20])
+def test_a_corpus_that_is_there_several_times_raises_no_alarm(times):
+    assert not order_of(made_up_corpus(3_000 // times) * times).is_doubtful()
+
+
+def test_a_corpus_followed_by_itself_in_capitals_raises_no_alarm():
+    corpus = made_up_corpus(1_500)
+    capitals = [(source.upper().rstrip("."), target.upper().rstrip(".")) for source, target in corpus]
+    assert not order_of(corpus + capitals).is_doubtful()
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_different_orders_are_told_of_a_corpus_that_is_there_several_times(times):
+    corpus = made_up_corpus(3_000 // times)
+    turned = [(source, target) for (source, _), (_, target) in zip(corpus, reversed(corpus), strict=True)]
+    assert order_of(turned * times).is_disordered()
+
+
 def test_sides_in_different_orders_are_told():
     corpus = made_up_corpus(2_000)
     sources, targets = [source for source, _ in corpus], [target for _, target in corpus]

@@ -21,6 +21,7 @@ _ENOUGH_ANCHORS = 300
 _MOST_PAIRS = 200_000
 _ENOUGH_FOR_WORDS = 100
 _FEW_WORDS = 10
+_ASIDE = 11  # lines, beyond the parts of a text that lines far apart are taken at
 _NEAR = (-3, -2, -1, 1, 2, 3)  # lines by which one side may be off throughout
 
 Floats = NDArray[np.float64]
@@ -174,11 +175,14 @@ class OrderCheck:
 
     def __init__(self) -> None:
         self._sides = (TraitGatherer(), TraitGatherer())
+        self._seen: set[int] = set()
 
     def add(self, source: str, target: str) -> None:
         if not source.strip() or not target.strip():
             return  # what has not been translated says nothing of the order
-        if len(self._sides[0]) < _MOST_PAIRS:
+        key = hash((source, target))
+        if len(self._sides[0]) < _MOST_PAIRS and key not in self._seen:  # a copy would make lines far apart agree
+            self._seen.add(key)
             self._sides[0].add(source)
             self._sides[1].add(target)
 
@@ -213,7 +217,8 @@ class OrderCheck:
 
 def _compare(x: Column, y: Column, measure: Callable[[Column, Column], float]) -> tuple[float, float, float]:
     """The measure for lines side by side, the most it reaches for lines far apart, and for lines a little apart."""
-    far = [len(x) // 7, len(x) // 3, len(x) // 2, 4 * len(x) // 5]
+    # aside: in a text that is followed by itself in other capitals, lines half of it apart do belong together
+    far = [_ASIDE + part for part in (len(x) // 7, len(x) // 3, len(x) // 2, 4 * len(x) // 5)]
     chance, near = (max(measure(x, np.roll(y, by)) for by in offsets) for offsets in (far, _NEAR))
     return measure(x, y), chance, near
 
