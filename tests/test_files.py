@@ -132,7 +132,7 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
         assert os.read(reading, 100) == b"through"
     finally:
         os.close(reading)
-    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")

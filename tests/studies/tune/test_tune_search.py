@@ -172,6 +172,25 @@ def test_the_report_tells_what_helped_and_what_did_not(search, tmp_path):
     assert read_settings(tmp_path / "best" / "settings.toml", Train) == found.best()[0].job.settings
 
 
+@pytest.mark.parametrize(
+    ("of_the_second", "expected"),
+    [
+        ({"2": 10.5, "4": 9.9}, "last 2 checkpoints is 0.25 better"),
+        ({"2": 8.0, "4": 8.5}, None),
+        ({"4": 10.5}, "last 4"),
+    ],
+    ids=["together another", "none", "not made"],
+)
+def test_a_mean_of_checkpoints_is_advised_by_all_seeds(search, of_the_second, expected):
+    found = search(only=("none",), seeds=2, averages=(2, 4))
+    walk(found, {"start": 10.0})
+    first, second = found.best()
+    end(first, 10.0, averaged={"2": 10.0, "4": 10.4})
+    end(second, 10.0, averaged=of_the_second)
+    told = "\n".join(write_report(found, "qknorm").page.summary)
+    assert expected in told if expected else "qknorm average" not in told
+
+
 def test_the_test_set_is_translated_by_the_best_and_the_reference_alone(search, base):
     found = search(only=("heads",), values=1)
     for stage in found.stages():

@@ -4,10 +4,11 @@ import json
 import math
 from collections.abc import Sequence
 
+from qknorm.studies.grid.jobs import Result
 from qknorm.studies.tables import Page, Table, Written, going_on, write_csv
 from qknorm.studies.tune.candidates import FACTORS, START, Candidate, find_winners
 from qknorm.studies.tune.search import Search, Trial
-from qknorm.studies.tune.testing import best_average, tabulate_test
+from qknorm.studies.tune.testing import tabulate_test
 from qknorm.training.run_folder import SETTINGS, write_settings
 
 NOTHING = "–"
@@ -65,10 +66,10 @@ def summarise(search: Search, command: str) -> tuple[str, ...]:
         summary.append(f"It changes of the start: {changes or 'nothing'}.")
         told = f"Its settings: `--config {search.out / BEST / SETTINGS}` for `qknorm train`"
         summary.append(f"{told}, on data of {merges:,} merges (`qknorm prepare --subwords.merges {merges}`).")
-        if (count := best_average(best[0].job)) is not None:
-            summary.append(
-                f"The mean of its last {count} checkpoints is better on dev: `qknorm average --last {count}`."
-            )
+        gain, count = max(((_mean_gain(best, each), each) for each in search.averages), default=(0.0, 0))
+        if gain > 0:
+            told = f"The mean of its last {count} checkpoints is {gain:.2f} better on dev"
+            summary.append(f"{told}; seeds: {len(best)} (`qknorm average --last {count}`).")
     summary += _what_helped(search)
     left = sum(trial.result is None for trial in search.trials)
     if left:
@@ -110,14 +111,13 @@ def _table(search: Search, stage: str) -> Table:
             continue
         dev = trial.dev
         difference = f"{dev - start:+.2f}" if dev is not None and start is not None else NOTHING
-        first = next(iter(result.scores.values()), {}).get("value", math.nan)
-        means = [result.averaged.get(str(count)) for count in search.averages]
+        means = [_gain(result, count) for count in search.averages]
         rows.append(
             (
                 name,
                 "diverged" if dev is None else f"{dev:.2f}",
                 difference,
-                *(NOTHING if mean is None else f"{mean - first:+.2f}" for mean in means),
+                *(f"{mean:+.2f}" if math.isfinite(mean) else NOTHING for mean in means),
                 f"{result.steps:,}",
                 f"{result.seconds:,.0f}",
                 f"{result.parameters:,}" if result.parameters else NOTHING,
@@ -164,6 +164,18 @@ def _how_made(search: Search, command: str) -> list[str]:
         f"Start: {search.merges:,} merges; reference: {search.reference_name}, {search.reference_merges:,} merges.",
         f"Every run: {RESULTS}",
     ]
+
+
+def _gain(result: Result, count: int) -> float:
+    """What the mean of the last checkpoints adds on dev to the best one, both in float32; NaN where it was not made."""
+    first = next(iter(result.scores.values()), {}).get("value", math.nan)
+    return float(result.averaged.get(str(count), math.nan) - first)
+
+
+def _mean_gain(trials: Sequence[Trial], count: int) -> float:
+    """Over all seeds, since one may prefer its mean by chance; endlessly bad where one has no such mean."""
+    gains = [_gain(result, count) for trial in trials if (result := trial.result) is not None]
+    return math.fsum(gains) / len(gains) if all(map(math.isfinite, gains)) else -math.inf
 
 
 def _mean_dev(trials: Sequence[Trial]) -> float:
