@@ -22,6 +22,7 @@ from qknorm.text import prepared
 from qknorm.text.alignment import OrderCheck, WordSample
 from qknorm.text.cleaning import OVERLAP, CleaningReport, HeldOut, clean_pair, drop_pairs, hash_pair, rules_for
 from qknorm.text.readers import Pair, read_lines, read_pairs
+from qknorm.text.spacing import SpacingSample, explain_spacing
 from qknorm.text.subwords import SPECIALS, Tokenizer, choose_merges
 
 _CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
@@ -80,6 +81,7 @@ class _Preparation:
         self.held_out = HeldOut()
         self.cleaning = CleaningReport()
         self.words: dict[str, WordSample] = {}
+        self.spacing: dict[str, SpacingSample] = {}
         self.pairs: dict[str, int] = {}
         self.warnings: list[str] = []
 
@@ -122,6 +124,8 @@ class _Preparation:
                     f"the {name} files have {self.settings.source} and {self.settings.target} the other way round "
                     f"from the train files; swap the files of one of them"
                 )
+        if told := explain_spacing(self.spacing, self.settings.subwords.pretokenized):
+            self.warnings.append(told)
         return hashes
 
     def split_off(self, hashes: "array[int]") -> None:
@@ -274,18 +278,19 @@ class _Preparation:
 
     def watch(self, split: str, paths: tuple[Path, ...]) -> Iterator[Pair]:
         """Streams the pairs of files, shows progress, and checks at the end that the sides are in the same order."""
-        order, words = OrderCheck(), WordSample()
+        order, words, spacing = OrderCheck(), WordSample(), SpacingSample()
         spoiled = self.cleaning.note_spoiled if split == "train" else None  # given sets lose no pair
         turned: list[Path] = []
         count = 0
         for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled, turned.append), start=1):
             order.add(*pair)
             words.add(*pair)
+            spacing.add(*pair)
             if count % _BATCH == 0:
                 self.progress(f"reading {split}", count, None)
             yield pair
         self.progress(f"reading {split}", count, count)
-        self.words[split] = words
+        self.words[split], self.spacing[split] = words, spacing
         if turned:
             self.warnings.append(_explain_turned(turned, self.settings.source))
         listed = ", ".join(str(path) for path in paths)
