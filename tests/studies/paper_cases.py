@@ -57,7 +57,7 @@ def tiny(**changes: object) -> Train:
     return change(Train(), {**small, **changes})
 
 
-def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0) -> None:
+def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0, side_by_side: int | None = 2) -> None:
     """Writes what a job leaves whose translations are right but for `wrong` of the test sentences."""
     references = data.split("test").text(data.target)
     translations = ["X Y Z W V" if place < wrong else line for place, line in enumerate(references)]
@@ -67,7 +67,8 @@ def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0) -> N
         scores[name] = {"value": score.value, "signature": score.signature}
     job.write()
     files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
-    made_by = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
+    maker = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
+    made_by = {**maker, "side_by_side": side_by_side}
     Result("finished", "the end", seconds, 100, 50, 90.0 - wrong, 1_000, scores, made_by).write(job.folder)
 
 

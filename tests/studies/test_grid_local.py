@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from qknorm.cli.grid_display import tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.grid import local
 from qknorm.studies.grid.claims import CLAIM, take
-from qknorm.studies.grid.jobs import Job, look, read_result
+from qknorm.studies.grid.jobs import SIDE_BY_SIDE, Job, look, read_result
 from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
 from qknorm.training.translation import CORES, choose_workers
 
@@ -49,6 +50,23 @@ def lose(claim, job, device):
     time.sleep(60)
 work._do_claimed = lose
 work.do(folder, "cpu")
+"""
+DO_WHEN_TWO_HAVE_TRIED = """
+import time
+from qknorm.studies.grid import work
+def count(name):
+    with (folder / name).open("a") as file:
+        file.write("x")
+def note(claim, job, device):
+    count("done")
+    until = time.monotonic() + 20
+    while len((folder / "tried").read_text()) < 2 and time.monotonic() < until: time.sleep(0.01)
+    time.sleep(0.2)
+    work.Result("finished", "", 1.0, 1, 1, 1.0).write(folder)
+    return "done"
+work._do_claimed = note
+count("tried")
+sys.exit(work.EXIT_STATUS[work.do(folder, "cpu")])
 """
 WAIT_FOR_INTERRUPT = """
 import signal, time
@@ -101,7 +119,9 @@ def test_real_trainings_side_by_side_and_never_again(data, tmp_path, monkeypatch
     LocalGrid([*jobs, jobs[0]], [Slot("cpu"), Slot("cpu")], seen.append).run()
     assert [look(job).state for job in jobs] == ["finished", "finished"]
     assert [view.state for view in seen[-1]] == ["finished"] * 3
-    assert all(read_result(job.folder).made_by["device"] == "cpu" for job in jobs)
+    results = [read_result(job.folder) for job in jobs]
+    assert all(result.made_by["device"] == "cpu" for result in results)
+    assert all(result.device_seconds == result.seconds / 2 for result in results)
     monkeypatch.setattr(local, "_start", None)
     LocalGrid(jobs, [Slot("cpu")], silent).run()
 
@@ -181,6 +201,19 @@ def test_a_job_of_another_is_waited_for(data, tmp_path, script):
     assert [look(job).state for job in jobs] == ["finished", "finished"]
 
 
+def test_two_grids_at_once_do_no_job_twice(data, tmp_path, script):
+    script(DO_WHEN_TWO_HAVE_TRIED)
+    jobs = plan(data, tmp_path, 2)
+    grids = [threading.Thread(target=LocalGrid(jobs, [Slot("cpu"), Slot("cpu")], silent).run) for _ in range(2)]
+    for grid in grids:
+        grid.start()
+    for grid in grids:
+        grid.join()
+    assert all(len((job.folder / "tried").read_text()) > 1 for job in jobs)
+    assert [(job.folder / "done").read_text() for job in jobs] == ["x", "x"]
+    assert [look(job).state for job in jobs] == ["finished", "finished"]
+
+
 def test_when_time_is_up_every_process_leaves(data, tmp_path, script, monkeypatch):
     script(WAIT_FOR_INTERRUPT)
     (job,) = plan(data, tmp_path, 1)
@@ -249,8 +282,12 @@ def environment(data, tmp_path, monkeypatch):
 
 
 def test_processes_share_the_cores_and_see_their_gpu_alone(environment):
-    assert environment(Slot("cuda", "3"), 4) == {CORES: "4", "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "3"}
-    assert environment(Slot("cpu"), 32) == {CORES: "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    gpus = [Slot("cuda", "3"), Slot("cuda", "4"), Slot("cuda", "3"), Slot("cuda", "3")]
+    share = {CORES: "4", "OMP_NUM_THREADS": "4"}
+    assert environment(gpus[0], gpus) == {**share, SIDE_BY_SIDE: "3", "CUDA_VISIBLE_DEVICES": "3"}
+    assert environment(gpus[1], gpus) == {**share, SIDE_BY_SIDE: "1", "CUDA_VISIBLE_DEVICES": "4"}
+    share = {CORES: "1", "OMP_NUM_THREADS": "1"}
+    assert environment(Slot("cpu"), [Slot("cpu")] * 32) == {**share, SIDE_BY_SIDE: "32", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -258,7 +295,8 @@ def test_processes_share_the_cores_and_see_their_gpu_alone(environment):
 def test_threads_and_those_who_cut_ahead_share_the_cores(environment, monkeypatch, device, dropout):
     found = []
     for slots in (1, 3, 4, 5, 8, 16):
-        told = environment(Slot(device, "0" if device == "cuda" else None), slots, dropout)
+        slot = Slot(device, "0" if device == "cuda" else None)
+        told = environment(slot, [slot] * slots, dropout)
         with monkeypatch.context() as there:
             there.setenv(CORES, told[CORES])
             workers = choose_workers(torch.device(device)) if dropout else 0
@@ -272,14 +310,15 @@ def test_threads_and_those_who_cut_ahead_share_the_cores(environment, monkeypatc
 
 def test_whoever_names_the_threads_gets_them(environment, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert environment(Slot("cuda", "0"), 4, 0.1) == {CORES: "4", "OMP_NUM_THREADS": "7", "CUDA_VISIBLE_DEVICES": "0"}
+    told = environment(Slot("cuda", "0"), [Slot("cuda", "0")] * 4, 0.1)
+    assert (told[CORES], told["OMP_NUM_THREADS"]) == ("4", "7")
 
 
 def test_a_started_process_is_told_its_share(environment, data, tmp_path, monkeypatch):
     job = Job.plan("job", data, tiny(), tmp_path)
     job.write()
-    (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES}"\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES} ${SIDE_BY_SIDE}"\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert local._start(job, Slot("cpu"), 5).wait() == 0
-    assert (job.folder / local.LOG).read_text() == "told 3\n"
+    assert local._start(job, Slot("cpu"), [Slot("cpu")] * 5).wait() == 0
+    assert (job.folder / local.LOG).read_text() == "told 3 5\n"

@@ -63,6 +63,7 @@ def test_a_table_of_many_columns_fits_a_usual_window_and_leaves_its_words_room(b
     numbers = {"paper (en→vi)": "33.24", "paper's difference": "-0.84", "ours, mean ± sd": "23.01 ± 0.27"}
     numbers |= {"seeds": "1 of 3", "difference": "-0.57", "p": "0.019", "dev BLEU": "21.13 ± 0.03"}
     cells = {"system": "percentile-97.5", "settings": "percentile 97.5", **numbers, "minutes a run": "2.2 ± 1.5"}
+    cells |= {"device minutes": "1.1 ± 0.7"}
     words = frozenset({"system", "settings"})
     Page("T", (), (Table("t", tuple(cells), (tuple(cells.values()),), words),)).write(tmp_path)
     page = browser.new_page(viewport={"width": 1300, "height": 800})

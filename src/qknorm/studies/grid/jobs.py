@@ -30,6 +30,9 @@ Ending = Literal["done", "failed", "interrupted", "taken", "out of memory"]
 EXIT_STATUS: dict[Ending, int] = {"done": 0, "failed": 3, "interrupted": 130, "taken": 76, "out of memory": 77}
 """How a process that does a job tells its grid what became of it."""
 
+SIDE_BY_SIDE = "QKNORM_SIDE_BY_SIDE"
+"""The variable by which a grid tells a process how many of them share its device."""
+
 
 @functools.cache
 def code_version() -> str:
@@ -130,6 +133,12 @@ class Result:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     averaged: Mapping[str, float] = field(default_factory=dict)
     """By the number of checkpoints in a mean: its score, by the first measure of `scores`."""
+
+    @property
+    def device_seconds(self) -> float | None:
+        """What it took of its device: where two shared that, half of the time; None where the number is not known."""
+        shared_by = self.made_by.get("side_by_side")
+        return self.seconds / shared_by if shared_by else None
 
     def write(self, folder: Path) -> None:
         """Keeps it: from now on the job is done."""

@@ -15,6 +15,7 @@ from qknorm.studies.grid.jobs import (
     EXIT_STATUS,
     FAILURE,
     LOG,
+    SIDE_BY_SIDE,
     Job,
     View,
     is_free,
@@ -111,7 +112,7 @@ class LocalGrid:
                 return
             self.waiting.remove(free)
             (free.folder / FAILURE).unlink(missing_ok=True)
-            slot.job, slot.process = free, _start(free, slot, len(self.slots))
+            slot.job, slot.process = free, _start(free, slot, self.slots)
 
     def _gather(self) -> None:
         for slot in list(self.slots):
@@ -161,7 +162,7 @@ class LocalGrid:
             raise
 
 
-def _start(job: Job, slot: Slot, slots: int) -> subprocess.Popen[bytes]:
+def _start(job: Job, slot: Slot, slots: Sequence[Slot]) -> subprocess.Popen[bytes]:
     with (job.folder / LOG).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "qknorm.studies.grid.work", str(job.folder), slot.device],
@@ -173,16 +174,18 @@ def _start(job: Job, slot: Slot, slots: int) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment(job: Job, slot: Slot, slots: int) -> Mapping[str, str]:
+def _environment(job: Job, slot: Slot, slots: Sequence[Slot]) -> Mapping[str, str]:
     """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead."""
     import torch
 
     from qknorm.training.translation import CORES, choose_workers, count_cores
 
-    cores = max(1, count_cores() // slots)
+    cores = max(1, count_cores() // len(slots))
     workers = choose_workers(torch.device(slot.device), cores) if job.settings.training.bpe_dropout else 0
     threads = os.environ.get("OMP_NUM_THREADS") or str(cores - workers)
-    return {CORES: str(cores), "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
+    shared_by = sum(other.gpu == slot.gpu for other in slots)
+    share = {CORES: str(cores), "OMP_NUM_THREADS": threads, SIDE_BY_SIDE: str(shared_by)}
+    return {**share, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
 
 
 class _terminate_as_interrupt:

@@ -5,6 +5,7 @@ Where they do not, data go to them through Ray's object store and what they made
 """
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -22,6 +23,7 @@ from qknorm.studies.grid.jobs import (
     JOB,
     RESULT,
     RUN,
+    SIDE_BY_SIDE,
     TRANSLATIONS,
     Ending,
     Job,
@@ -88,7 +90,8 @@ def _run(
                     data[job.data] = ray.put(_contents(job.data))
                 plan = (job.folder / JOB).read_bytes()
                 # in a list, since Ray fetches what stands alone before a task begins, wanted or not
-                task_of_job = task.remote(str(job.folder.resolve()), plan, mark, [data[job.data]], device, work)
+                there = str(job.folder.resolve()), plan, mark, [data[job.data]]
+                task_of_job = task.remote(*there, device, parallel, work)
                 running[task_of_job] = job, claim
             done, _ = ray.wait(list(running), timeout=LOOK_SECONDS) if running else ([], [])
             for reference in done:
@@ -119,9 +122,11 @@ def _give_out(waiting: list[Job]) -> Iterator[tuple[Job, Claim]]:
 
 
 def _do_there(
-    folder: str, plan: bytes, mark: tuple[str, str], data: Sequence[Any], device: str | None, work: Work
+    folder: str, plan: bytes, mark: tuple[str, str], data: Sequence[Any], device: str | None, parallel: int, work: Work
 ) -> tuple[Ending, Contents]:
     """In a worker: the ending, and, if the grid's folder is not seen from there, the files that were made."""
+    if device != "cpu":
+        os.environ[SIDE_BY_SIDE] = str(parallel)
     here = Path(folder)
     if _sees(mark) and Path(json.loads(plan)["data"]).is_dir():
         return _as_soon_as_free(here, device, work), {}

@@ -1,5 +1,6 @@
 """Does one job: claims it, trains or goes on training, translates its split, scores it, keeps the result."""
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -17,6 +18,7 @@ from qknorm.studies.grid.jobs import (
     EXIT_STATUS,
     GIVEN_OUT,
     LOG,
+    SIDE_BY_SIDE,
     Ending,
     Job,
     Result,
@@ -202,7 +204,9 @@ def _diverged(job: Job, reason: str, device: str | None) -> Result:
 def _made_by(job: Job, device: str | None) -> dict[str, object]:
     place = choose_device(device)
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    return {"device": name, "versions": versions(), "commit": commit(), "code": job.code}
+    shared_by = int(os.environ.get(SIDE_BY_SIDE, "0")) or None
+    facts = {"device": name, "side_by_side": shared_by, "versions": versions(), "commit": commit()}
+    return {**facts, "code": job.code}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ class Compared:
     """Test BLEU of every finished seed."""
     dev: tuple[float, ...]
     seconds: tuple[float, ...]
+    device_seconds: tuple[float, ...]
+    """Less where trainings shared a device; of those runs alone of which that is known."""
     planned: int
     diverged: int
     difference: float | None = None
@@ -167,6 +169,7 @@ def _summarise(
         tuple(_score(each) for each in scored),
         tuple(result.dev_bleu for result in ended if result.dev_bleu is not None),
         tuple(result.seconds for result in ended),
+        tuple(seconds for result in ended if (seconds := result.device_seconds) is not None),
         planned,
         sum(result.status == "diverged" for _, result in finished),
         signature=", ".join(sorted(signatures)),

@@ -22,8 +22,8 @@ SCORERS = {RELEASED: "Moses scripts", TREEBANK: "SacreBLEU", PLAIN: "SacreBLEU"}
 WORDS = frozenset({"pair", "system", "outcome", "settings", "attention"})
 CSV_COLUMNS = (
     "experiment", "pair", "system", "seed", "status", "dev_bleu", "bleu", "multi-bleu", "multi-bleu-detok",
-    "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "parameters", "device", "qknorm", "torch", "commit",
-    "code", "folder", "reason",
+    "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "side_by_side", "parameters", "device", "qknorm",
+    "torch", "commit", "code", "folder", "reason",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
     elsewhere = of_paper and len(experiment.pairs) == 1 and any(line.pair not in experiment.pairs for line in lines)
     paper = f"paper ({arrow(experiment.pairs[0])})" if elsewhere else "paper"
     columns = ["pair", "system", "settings", *([paper, "paper's difference"] if of_paper else [])]
-    columns += ["ours, mean ± sd", "seeds", "difference", "p", "outcome", "dev BLEU", "minutes a run"]
+    columns += ["ours, mean ± sd", "seeds", "difference", "p", "outcome", "dev BLEU", "minutes a run", "device minutes"]
     rows = []
     for line in lines:
         told = [_number(line.published, ".2f"), _number(line.claimed, "+.2f")] if of_paper else []
@@ -97,7 +97,7 @@ def _our_cells(line: Compared) -> tuple[str, ...]:
     seeds = f"{done}" if done == line.planned else f"{done} of {line.planned}"
     if line.diverged:
         seeds += f" ({line.diverged} diverged)"
-    minutes = [seconds / 60 for seconds in line.seconds]
+    minutes, of_device = ([each / 60 for each in seconds] for seconds in (line.seconds, line.device_seconds))
     return (
         _mean(line.scores, 2),
         seeds,
@@ -106,6 +106,7 @@ def _our_cells(line: Compared) -> tuple[str, ...]:
         line.outcome if line.against else "",
         _mean(line.dev, 2),
         _mean(minutes, 1),
+        _mean(of_device, 1),
     )
 
 
@@ -154,7 +155,11 @@ def _fetching(missing: Sequence[MissingPair]) -> list[str]:
 def _how_made(plan: Plan, command: str) -> list[str]:
     results = _results(plan)
     seconds = math.fsum(result.seconds for result in results)
-    lines = [f"Command: `{command}`", f"{len(results)} runs, {seconds / 3600:.2f} hours of training in all."]
+    told = f"{len(results)} runs, {seconds / 3600:.2f} hours of training in all"
+    of_devices = [result.device_seconds for result in results]
+    if None not in of_devices:
+        told += f", {math.fsum(filter(None, of_devices)) / 3600:.2f} hours of devices"
+    lines = [f"Command: `{command}`", f"{told}."]
     for label, key in (("Devices", "device"), ("Code", "code"), ("Commits", "commit")):
         found = sorted({str(result.made_by.get(key)) for result in results if result.made_by.get(key)})
         if found:
@@ -173,7 +178,8 @@ HOW_TO_READ = (
     "or 0.05. `not shown`: p is not below it. `reversed`: significant, in the other direction.",
     "A run that diverged has no score; means are over the others, and the number of those that diverged stands beside "
     "the seeds. `diverged`: all of them did.",
-    "Minutes are wall time of training with its evaluations, beside whatever else ran on the device.",
+    "Minutes are wall time of training with its evaluations, beside whatever else ran on the device. Device minutes "
+    "are the same divided by the number of trainings that shared it: at the price of the device, what a run costs.",
 )
 
 
@@ -200,7 +206,7 @@ def _csv_rows(planned: Sequence[Planned]) -> list[dict[str, object]]:
                 "seconds": f"{result.seconds:.1f}",
                 "parameters": result.parameters or "",
                 **{name: versions.get(name, "") for name in ("qknorm", "torch")},
-                **{name: result.made_by.get(name) or "" for name in ("device", "commit", "code")},
+                **{name: result.made_by.get(name) or "" for name in ("device", "side_by_side", "commit", "code")},
                 "folder": each.job.folder.name,
                 "reason": result.reason,
             }
