@@ -4,6 +4,8 @@ import importlib
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from qknorm.cli.main import VERBS
 from qknorm.cli.study import STUDIES
 from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
+from qknorm.studies.grid.jobs import code_version
 from qknorm.studies.recipes import PRESETS
 from qknorm.text.demo_corpus import generate
 
@@ -118,6 +121,20 @@ def test_the_table_of_presets_is_complete() -> None:
     pairs = re.findall(r"`-([a-z]{2}-[a-z]{2})`", text)
     named = {*first, *(f"paper-{system}-{pair}" for system in ("qknorm", "baseline") for pair in pairs)}
     assert named == set(PRESETS)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git on this machine")
+def test_the_commit_that_made_a_run_is_found(tmp_path: Path) -> None:
+    digests = runpy.run_path(str(ROOT / "docs" / "find_code.py"))["digests"]
+    shutil.copytree(ROOT / "src" / "qknorm", tmp_path / "src" / "qknorm", ignore=shutil.ignore_patterns("__pycache__"))
+    commit = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-am", "x")
+    for words in (("git", "init", "--quiet", str(tmp_path)), ("git", "-C", str(tmp_path), "add", "."), commit):
+        subprocess.run(words, check=True)
+    with (tmp_path / "src" / "qknorm" / "config" / "__init__.py").open("a", encoding="utf-8") as source:
+        source.write("# changed\n")
+    subprocess.run(commit, check=True)
+    newer, older = (digest for _, digest in digests(tmp_path))
+    assert older == code_version().split("+")[1] != newer
 
 
 def test_the_page_of_settings_is_what_the_source_says() -> None:

@@ -152,6 +152,12 @@ def test_the_same_heads_of_two_models_side_by_side(report: Report, tmp_path: Pat
     assert words.count("dous") == 2 * 3 + 2, "below every head, and at the left of every model"
 
 
+def test_a_picture_of_one_model_names_it(tmp_path: Path) -> None:
+    draw_heads(Report([make_look("qknorm", heads=2)]), tmp_path / "heads.svg")
+    words = spelled(tmp_path / "heads.svg")
+    assert "Encoder self-attention, layer 1 of qknorm" in words and "head 2" in words
+
+
 def test_of_many_heads_the_first_four_are_drawn_and_no_more_than_both_models_have(tmp_path: Path) -> None:
     for heads, drawn in (((6, 5), 4), ((6, 2), 2)):
         draw_heads(Report([make_look("m", heads=count) for count in heads]), tmp_path / "heads.svg")

@@ -63,24 +63,29 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     victim_folder = victim.folder.name
 
     def work(folder, device):
-        """The first time the victim is under way, it holds its claim until its worker is killed."""
+        """The first time the victim trains, it waits at its first checkpoint for its worker to be killed."""
         import ray
 
-        from qknorm.studies.grid.claims import take
         from qknorm.studies.grid.work import do
+        from qknorm.training import checkpoint
 
-        began = shared / "began"
-        if folder.name == victim_folder and not began.exists():
-            take(folder)
-            began.write_text(ray.get_runtime_context().get_node_id(), encoding="utf-8")
+        saved, save = shared / "saved", checkpoint.save_checkpoint
+
+        def save_and_wait(*arguments):
+            save(*arguments)
+            saved.write_text(ray.get_runtime_context().get_node_id(), encoding="utf-8")
             time.sleep(10 * PATIENCE)
+
+        if folder.name == victim_folder:
+            (shared / "found").write_text(str(checkpoint.list_steps(folder / "run")), encoding="utf-8")
+            checkpoint.save_checkpoint = save if saved.exists() else save_and_wait
         return do(folder, device, given_out=True)
 
     def kill_its_node(views):
-        began = shared / "began"
+        saved = shared / "saved"
         alive = [node for node in workers if node in started.worker_nodes]
-        if began.exists() and len(alive) == 2:
-            node = next((each for each in alive if each.node_id == began.read_text(encoding="utf-8")), None)
+        if saved.exists() and len(alive) == 2:
+            node = next((each for each in alive if each.node_id == saved.read_text(encoding="utf-8")), None)
             if node is not None:
                 started.remove_node(node, allow_graceful=False)
 
@@ -88,6 +93,7 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     assert len(started.worker_nodes) == 1
     assert [look(job).state for job in (victim, *others)] == ["finished", "finished"]
     assert len(read_translations(victim.folder)) == 10
+    assert (shared / "found").read_text(encoding="utf-8") == "[4]", "it went on from the checkpoint of the dead worker"
 
     # the same again, to workers that do not see the folder: everything travels through the object store
     monkeypatch.setattr(on_ray, "_mark", lambda root: (str(tmp_path / "nowhere"), uuid.uuid4().hex))

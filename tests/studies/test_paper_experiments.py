@@ -72,6 +72,31 @@ def test_the_control_changes_one_thing_at_a_time():
     }
 
 
+def test_what_the_paper_left_open_is_tried_at_these_values():
+    """By experiment: what each system changes of its recipe, in their order."""
+
+    def changes(name):
+        made = [{**system.changes, "of": system.base} for system in BEYOND[name].systems]
+        return [{key.split(".", 1)[1] if "." in key else key: value for key, value in each.items()} for each in made]
+
+    def of_both(*each):
+        return [{**change, "of": system} for change in each for system in ("baseline", "qknorm")]
+
+    assert set(BEYOND) == {
+        *("control", "norms", "width-query", "lp", "warmup", "bpe-dropout", "learning-rate", "depth"),
+    }
+    own = {"of": "qknorm"}
+    assert changes("norms") == [own, own | {"attention.scale_per_head": True}, own | {"attention.qk_norm": "rms"}]
+    assert changes("lp") == [own, *(own | {"attention.p": p, "attention.scale_matched": True} for p in (1.5, 3, 4))]
+    warmups = [{"schedule.warmup": steps, "schedule.peak": PEAK} for steps in (4_000, 1_000, 0)]
+    assert changes("warmup") == of_both({}, *warmups)
+    assert changes("bpe-dropout") == of_both({}, {"bpe_dropout": 0.1})
+    rates = [{"schedule.peak": PEAK * times} for times in (0.5, 2, 4)]
+    assert changes("learning-rate") == of_both({}, *rates)
+    depths = [{"encoder_layers": layers, "decoder_layers": layers} for layers in (2, 4, 6, 8)]
+    assert changes("depth") == of_both(*depths)
+
+
 def test_warm_ups_climb_to_the_same_rate():
     for system in BEYOND["warmup"].systems:
         settings = system.settings("en-vi", 0)

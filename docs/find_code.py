@@ -1,0 +1,49 @@
+"""Names the commits whose code made a run, by the `code` that its result, a page or a results.csv tells.
+
+python docs/find_code.py 0.1.0+9af1ce2d3dc888da
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from qknorm.studies.grid.jobs import DECIDING
+
+PACKAGE = "src/qknorm"
+
+
+def main(wanted: list[str]) -> None:
+    found: dict[str, list[str]] = {code: [] for code in wanted}
+    for commit, digest in digests(Path.cwd()):
+        for code in wanted:
+            if code.split("+")[-1] == digest:
+                found[code].append(commit[:7])
+    for code, commits in found.items():
+        print(f"{code}: {', '.join(commits) or 'no commit here; its source was changed and not committed'}")
+
+
+def digests(repository: Path) -> Iterator[tuple[str, str]]:
+    """Every commit, the newest first, with the digest that qknorm.studies.grid.jobs.code_version would have there."""
+    contents: dict[str, bytes] = {}
+    for commit in _git(repository, "log", "--format=%H").decode().split():
+        listed = _git(repository, "ls-tree", "-r", commit, PACKAGE).decode().splitlines()
+        blobs = {PurePosixPath(line.split("\t")[1]).relative_to(PACKAGE): line.split()[2] for line in listed}
+        total = hashlib.blake2b(digest_size=8)
+        for part in DECIDING:
+            for file in sorted(each for each in blobs if each.parts[0] == part and each.suffix == ".py"):
+                blob = blobs[file]
+                if blob not in contents:
+                    contents[blob] = _git(repository, "cat-file", "blob", blob)
+                total.update(f"{file}\n".encode())
+                total.update(contents[blob])
+        yield commit, total.hexdigest()
+
+
+def _git(repository: Path, *words: str) -> bytes:
+    return subprocess.run(["git", "-C", str(repository), *words], check=True, capture_output=True).stdout
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
