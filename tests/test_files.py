@@ -3,12 +3,15 @@
 import errno
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from qknorm.files import atomic_folder, atomic_path, write_json, write_text
+from qknorm.files import atomic_folder, atomic_path, is_device, write_json, write_text
 
 
 def everything_under(folder: Path) -> dict[str, str | None]:
@@ -133,6 +136,59 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
     finally:
         os.close(reading)
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="this system has no /dev/stdout")
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+def test_what_is_written_to_an_open_file_goes_after_what_it_has(tmp_path, name):
+    """As in `(echo before; qknorm … --output /dev/stdout; echo after) >> log`."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    if not (tmp_path / name).exists():
+        pytest.skip(f"this system has no {name}")
+    script = f"""
+import os, pathlib
+from qknorm.files import is_device, write_text
+os.write(1, b"before\\n")
+assert is_device(pathlib.Path("{tmp_path / name}"))
+write_text(pathlib.Path("{tmp_path / name}"), "written\\n")
+os.write(1, b"after\\n")
+"""
+    log = tmp_path / "log"
+    for mode, kept in (("ab", "old\n"), ("wb", "")):
+        log.write_text("old\n")
+        with log.open(mode) as out:
+            subprocess.run([sys.executable, "-c", script], stdout=out, check=True)
+        assert log.read_text() == f"{kept}before\nwritten\nafter\n"
+    piped = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True)
+    assert piped.stdout == b"before\nwritten\nafter\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "log"]
+
+
+def test_a_circle_of_links_is_no_reason_to_crash(tmp_path):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert not is_device(tmp_path / "circle")
+    write_text(tmp_path / "circle", "made")
+    assert (tmp_path / "circle").read_text() == "made"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_device_is_named():
+    with pytest.raises(OSError, match="/dev/full"):
+        write_text(Path("/dev/full"), "x")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")
+def test_what_is_replaced_keeps_its_mode_and_what_is_linked_keeps_its_own(tmp_path):
+    for name, mode in (("private", 0o600), ("program", 0o755)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link").symlink_to(tmp_path / "private")
+    write_text(tmp_path / "link", "new")
+    with atomic_folder(tmp_path / "folder") as partial:
+        shutil.copy(tmp_path / "program", partial / "copy")
+        (partial / "link").symlink_to(tmp_path / "private")
+    modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("private", "folder/copy")}
+    assert modes == {"private": 0o600, "folder/copy": 0o755}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are a matter of POSIX")

@@ -196,7 +196,8 @@ def _check_writable(path: Path) -> None:
         raise InputError(f"--output {path} is a folder; name a file, such as {path / 'translations.txt'}")
     if is_device(path):
         return
-    folder = next(each for each in path.resolve().parents if each.exists())  # what is missing below it is made
+    parents = Path(os.path.realpath(path)).parents
+    folder = next(each for each in parents if each.exists())  # what is missing below it is made
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError(f"--output {path} cannot be written, since {folder} takes no files from you; name another")
 
