@@ -95,7 +95,7 @@ def script(monkeypatch):
     """Has jobs done by a script in place of a training."""
 
     def use(body):
-        def start(job, slot, slots):
+        def start(job, slot, slots, waiting):
             with (job.folder / local.LOG).open("ab") as log:
                 command = [sys.executable, "-c", RESULT + body, str(job.folder)]
                 return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -204,11 +204,13 @@ def test_a_job_of_another_is_waited_for(data, tmp_path, script):
 def test_two_grids_at_once_do_no_job_twice(data, tmp_path, script):
     script(DO_WHEN_TWO_HAVE_TRIED)
     jobs = plan(data, tmp_path, 2)
-    grids = [threading.Thread(target=LocalGrid(jobs, [Slot("cpu"), Slot("cpu")], silent).run) for _ in range(2)]
+    runs = [LocalGrid(jobs, [Slot("cpu"), Slot("cpu")], silent).run for _ in range(2)]
+    grids = [threading.Thread(target=run, daemon=True) for run in runs]
     for grid in grids:
         grid.start()
     for grid in grids:
-        grid.join()
+        grid.join(timeout=120)
+    assert not any(grid.is_alive() for grid in grids)
     assert all(len((job.folder / "tried").read_text()) > 1 for job in jobs)
     assert [(job.folder / "done").read_text() for job in jobs] == ["x", "x"]
     assert [look(job).state for job in jobs] == ["finished", "finished"]
@@ -274,9 +276,9 @@ def environment(data, tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv(CORES, "16")
 
-    def environment(slot, slots, dropout=0.0):
+    def environment(slot, slots, dropout=0.0, waiting=100):
         job = Job.plan("job", data, tiny(**{"training.bpe_dropout": dropout}), tmp_path)
-        return local._environment(job, slot, slots)
+        return local._environment(job, slot, slots, waiting)
 
     return environment
 
@@ -287,7 +289,15 @@ def test_processes_share_the_cores_and_see_their_gpu_alone(environment):
     assert environment(gpus[0], gpus) == {**share, SIDE_BY_SIDE: "3", "CUDA_VISIBLE_DEVICES": "3"}
     assert environment(gpus[1], gpus) == {**share, SIDE_BY_SIDE: "1", "CUDA_VISIBLE_DEVICES": "4"}
     share = {CORES: "1", "OMP_NUM_THREADS": "1"}
-    assert environment(Slot("cpu"), [Slot("cpu")] * 32) == {**share, SIDE_BY_SIDE: "32", "CUDA_VISIBLE_DEVICES": ""}
+    cores = [Slot("cpu") for _ in range(32)]
+    assert environment(cores[0], cores) == {**share, SIDE_BY_SIDE: "32", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_places_that_stay_empty_share_no_device(environment):
+    gpus = [Slot("cuda", "3"), Slot("cuda", "3", process=object()), Slot("cuda", "3"), Slot("cuda", "4")]
+    shared_by = [environment(gpus[0], gpus, waiting=waiting)[SIDE_BY_SIDE] for waiting in (0, 1, 9)]
+    assert shared_by == ["2", "3", "3"]
+    assert environment(gpus[3], gpus, waiting=9)[SIDE_BY_SIDE] == "1"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -320,5 +330,5 @@ def test_a_started_process_is_told_its_share(environment, data, tmp_path, monkey
     (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES} ${SIDE_BY_SIDE}"\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert local._start(job, Slot("cpu"), [Slot("cpu")] * 5).wait() == 0
-    assert (job.folder / local.LOG).read_text() == "told 3 5\n"
+    assert local._start(job, Slot("cpu"), [Slot("cpu")] * 4, 9).wait() == 0
+    assert (job.folder / local.LOG).read_text() == "told 4 5\n"

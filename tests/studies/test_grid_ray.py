@@ -1,5 +1,6 @@
 """The grid on a real Ray cluster of this machine, whose two workers are processes of their own."""
 
+import os
 import sys
 import time
 import uuid
@@ -11,7 +12,16 @@ from paper_cases import prepare_copy, tiny
 from qknorm.errors import InputError
 from qknorm.studies.grid import on_ray
 from qknorm.studies.grid.claims import take
-from qknorm.studies.grid.jobs import GIVEN_OUT, Job, is_free, look, read_result, read_translations, write_failure
+from qknorm.studies.grid.jobs import (
+    GIVEN_OUT,
+    SIDE_BY_SIDE,
+    Job,
+    is_free,
+    look,
+    read_result,
+    read_translations,
+    write_failure,
+)
 from qknorm.studies.grid.on_ray import run_on_ray
 
 RESOURCES = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000}
@@ -102,6 +112,23 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     assert read_result(far.folder).scores == read_result(victim.folder).scores
     assert read_translations(far.folder) == read_translations(victim.folder)
     assert (far.run / "checkpoints").is_dir()
+
+
+@pytest.mark.parametrize(("device", "told"), [(None, "3"), ("cpu", None)])
+def test_a_task_is_told_how_many_share_its_gpu(data, tmp_path, monkeypatch, device, told):
+    monkeypatch.delenv(SIDE_BY_SIDE, raising=False)
+    (job,) = plan(data, tmp_path, 1)
+    job.write()
+    seen = []
+
+    def work(folder, device):
+        seen.append(os.environ.pop(SIDE_BY_SIDE, None))
+        return "done"
+
+    on_ray._do_there(
+        str(job.folder), (job.folder / "job.json").read_bytes(), on_ray._mark(tmp_path), [], device, 3, work
+    )
+    assert seen == [told]
 
 
 @pytest.mark.parametrize("said", ["", "its claim was gone"])

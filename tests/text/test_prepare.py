@@ -165,7 +165,7 @@ def test_small_corpora_and_sizes_of_zero_split_nothing_off(tmp_path):
 def test_tokenised_text_that_is_not_said_to_be_is_told_of(tmp_path):
     pairs = [(source.replace(".", " ."), target.replace(".", " .")) for source, target in made_up_pairs(300)]
     report = prepare(settings_for(tmp_path, pairs, dev=pairs[:150]), tmp_path / "out")
-    assert len(report.warnings) == 1 and "the text of dev and train is tokenised" in report.warnings[0]
+    assert len(report.warnings) == 1 and "dev.gl, dev.en, train.gl and train.en are tokenised" in report.warnings[0]
     said = settings_for(tmp_path, pairs, subwords=Subwords(pretokenized=True))
     assert not prepare(said, tmp_path / "said").warnings
 

@@ -124,7 +124,7 @@ class _Preparation:
                     f"the {name} files have {self.settings.source} and {self.settings.target} the other way round "
                     f"from the train files; swap the files of one of them"
                 )
-        if told := explain_spacing(self.spacing, self.settings.subwords.pretokenized):
+        if told := explain_spacing(self.spacing, self.languages, self.settings.subwords.pretokenized):
             self.warnings.append(told)
         return hashes
 

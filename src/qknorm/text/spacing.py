@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+_STOPS = tuple(".。．।۔።։")
 _ENOUGH = 100  # lines that end with a stop; fewer prove nothing
 _NEARLY_ALL = 0.9
 
@@ -15,36 +16,36 @@ class SpacingSample:
     def add(self, source: str, target: str) -> None:
         for side, line in enumerate((source, target)):
             line = line.rstrip()
-            if line.endswith(".") and len(line) > 1:
+            if len(line) > 1 and line.endswith(_STOPS) and line[-2] not in _STOPS:  # an ellipsis stays whole
                 self._stops[side] += 1
                 self._spaced[side] += line[-2] == " "
 
-    def looks_tokenized(self) -> bool:
-        """Whether nearly all stops of a side stand alone."""
-        return any(share > _NEARLY_ALL for share in self._shares())
+    def tokenized_sides(self) -> list[int]:
+        """Those of which nearly all stops stand alone."""
+        return [side for side, share in self._shares() if share > _NEARLY_ALL]
 
-    def looks_untouched(self) -> bool:
-        """Whether nearly all stops of a side belong to a word."""
-        return any(share < 1 - _NEARLY_ALL for share in self._shares())
+    def untouched_sides(self) -> list[int]:
+        """Those of which nearly all stops belong to a word."""
+        return [side for side, share in self._shares() if share < 1 - _NEARLY_ALL]
 
-    def _shares(self) -> list[float]:
+    def _shares(self) -> list[tuple[int, float]]:
         """Of the sides that tell."""
-        counts = zip(self._spaced, self._stops, strict=True)
-        return [spaced / stops for spaced, stops in counts if stops >= _ENOUGH]
+        return [(side, self._spaced[side] / self._stops[side]) for side in (0, 1) if self._stops[side] >= _ENOUGH]
 
 
-def explain_spacing(samples: Mapping[str, SpacingSample], pretokenized: bool) -> str | None:
-    """What is wrong with how sets of pairs, by name, are spaced and with what was said of it; None where nothing is."""
-    tokenized = [name for name, sample in samples.items() if sample.looks_tokenized()]
-    untouched = [name for name, sample in samples.items() if sample.looks_untouched()]
+def explain_spacing(samples: Mapping[str, SpacingSample], languages: tuple[str, str], pretokenized: bool) -> str | None:
+    """What is wrong with how texts of sets, by name, are spaced, or with what was said of it; None where nothing is."""
+    tokenized = [f"{name}.{languages[side]}" for name, each in samples.items() for side in each.tokenized_sides()]
+    untouched = [f"{name}.{languages[side]}" for name, each in samples.items() for side in each.untouched_sides()]
     if tokenized and untouched:
-        told = f"by the spaces before stops, the text of {_join(tokenized)} is tokenised"
-        sets = "sides of one set" if set(tokenized) & set(untouched) else "sets"
-        return f"{told} and that of {_join(untouched)} is not; a model is to learn, and to be scored, from {sets} alike"
+        return (
+            f"by the spaces before stops, {_join(tokenized)} {_are(tokenized)} tokenised and {_join(untouched)} "
+            f"{_are(untouched)} not; bring all to one form, tokenised or not, or scores will suffer"
+        )
     if tokenized and not pretokenized:
         return (
-            f"by the spaces before stops, the text of {_join(tokenized)} is tokenised, and translations will have "
-            "these spaces too; give --subwords.pretokenized if it is"
+            f"by the spaces before stops, {_join(tokenized)} {_are(tokenized)} tokenised, and translations will have "
+            "these spaces too; give --subwords.pretokenized if so"
         )
     if untouched and pretokenized:
         return (
@@ -56,3 +57,7 @@ def explain_spacing(samples: Mapping[str, SpacingSample], pretokenized: bool) ->
 
 def _join(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _are(names: list[str]) -> str:
+    return "are" if len(names) > 1 else "is"

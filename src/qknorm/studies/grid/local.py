@@ -112,7 +112,7 @@ class LocalGrid:
                 return
             self.waiting.remove(free)
             (free.folder / FAILURE).unlink(missing_ok=True)
-            slot.job, slot.process = free, _start(free, slot, self.slots)
+            slot.job, slot.process = free, _start(free, slot, self.slots, len(self.waiting))
 
     def _gather(self) -> None:
         for slot in list(self.slots):
@@ -162,20 +162,23 @@ class LocalGrid:
             raise
 
 
-def _start(job: Job, slot: Slot, slots: Sequence[Slot]) -> subprocess.Popen[bytes]:
+def _start(job: Job, slot: Slot, slots: Sequence[Slot], waiting: int) -> subprocess.Popen[bytes]:
     with (job.folder / LOG).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "qknorm.studies.grid.work", str(job.folder), slot.device],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_environment(job, slot, slots)},
+            env={**os.environ, **_environment(job, slot, slots, waiting)},
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, so once
         )
 
 
-def _environment(job: Job, slot: Slot, slots: Sequence[Slot]) -> Mapping[str, str]:
-    """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead."""
+def _environment(job: Job, slot: Slot, slots: Sequence[Slot], waiting: int) -> Mapping[str, str]:
+    """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead.
+
+    It is also told how many share its device: those at work there, and those that `waiting` jobs will join it with.
+    """
     import torch
 
     from qknorm.training.translation import CORES, choose_workers, count_cores
@@ -183,7 +186,9 @@ def _environment(job: Job, slot: Slot, slots: Sequence[Slot]) -> Mapping[str, st
     cores = max(1, count_cores() // len(slots))
     workers = choose_workers(torch.device(slot.device), cores) if job.settings.training.bpe_dropout else 0
     threads = os.environ.get("OMP_NUM_THREADS") or str(cores - workers)
-    shared_by = sum(other.gpu == slot.gpu for other in slots)
+    others = [other.process for other in slots if other is not slot and other.gpu == slot.gpu]
+    busy = sum(process is not None for process in others)
+    shared_by = 1 + min(len(others), busy + waiting)
     share = {CORES: str(cores), "OMP_NUM_THREADS": threads, SIDE_BY_SIDE: str(shared_by)}
     return {**share, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
 

@@ -204,8 +204,13 @@ def _diverged(job: Job, reason: str, device: str | None) -> Result:
 def _made_by(job: Job, device: str | None) -> dict[str, object]:
     place = choose_device(device)
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    shared_by = int(os.environ.get(SIDE_BY_SIDE, "0")) or None
-    facts = {"device": name, "side_by_side": shared_by, "versions": versions(), "commit": commit()}
+    shared_by = os.environ.get(SIDE_BY_SIDE, "")
+    facts = {
+        "device": name,
+        "side_by_side": int(shared_by) if shared_by.isdecimal() else None,
+        "versions": versions(),
+        "commit": commit(),
+    }
     return {**facts, "code": job.code}
 
 

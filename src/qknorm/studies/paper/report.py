@@ -179,7 +179,8 @@ HOW_TO_READ = (
     "A run that diverged has no score; means are over the others, and the number of those that diverged stands beside "
     "the seeds. `diverged`: all of them did.",
     "Minutes are wall time of training with its evaluations, beside whatever else ran on the device. Device minutes "
-    "are the same divided by the number of trainings that shared it: at the price of the device, what a run costs.",
+    "are the same divided by the number of trainings that shared it when the run was begun: about what a run costs, at "
+    "the price of the device; less than that for the last ones, which end alone.",
 )
 
 
