@@ -16,12 +16,12 @@ PACKAGE = "src/qknorm"
 
 def main(wanted: list[str]) -> None:
     found: dict[str, list[str]] = {code: [] for code in wanted}
-    for commit, digest in digests(Path.cwd()):
+    for commit, digest in digests(Path(__file__).parents[1]):
         for code in wanted:
             if code.split("+")[-1] == digest:
                 found[code].append(commit[:7])
     for code, commits in found.items():
-        print(f"{code}: {', '.join(commits) or 'no commit here; its source was changed and not committed'}")
+        print(f"{code}: {', '.join(commits) or 'no commit of this branch, as far as its history is here'}")
 
 
 def digests(repository: Path) -> Iterator[tuple[str, str]]:
@@ -46,4 +46,4 @@ def _git(repository: Path, *words: str) -> bytes:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or sys.exit(__doc__))

@@ -1,6 +1,8 @@
 """What README.md and the guides tell people to type: commands parse, Python runs, settings are valid, links lead on."""
 
+import functools
 import importlib
+import os
 import re
 import runpy
 import shlex
@@ -127,12 +129,15 @@ def test_the_table_of_presets_is_complete() -> None:
 def test_the_commit_that_made_a_run_is_found(tmp_path: Path) -> None:
     digests = runpy.run_path(str(ROOT / "docs" / "find_code.py"))["digests"]
     shutil.copytree(ROOT / "src" / "qknorm", tmp_path / "src" / "qknorm", ignore=shutil.ignore_patterns("__pycache__"))
-    commit = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-am", "x")
-    for words in (("git", "init", "--quiet", str(tmp_path)), ("git", "-C", str(tmp_path), "add", "."), commit):
-        subprocess.run(words, check=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    own |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    git = functools.partial(subprocess.run, check=True, cwd=tmp_path, env=own)
+    commit = ("git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-am", "x")
+    for words in (("git", "init", "--quiet"), ("git", "add", "."), commit):
+        git(words)
     with (tmp_path / "src" / "qknorm" / "config" / "__init__.py").open("a", encoding="utf-8") as source:
         source.write("# changed\n")
-    subprocess.run(commit, check=True)
+    git(commit)
     newer, older = (digest for _, digest in digests(tmp_path))
     assert older == code_version().split("+")[1] != newer
 

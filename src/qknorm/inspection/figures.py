@@ -124,7 +124,7 @@ def draw_heads(report: Report, path: Path, *, attention: str | None = None) -> N
             axes.set_title(title, fontsize="medium", pad=8, parse_math=False)
     _add_bar(figure, image, panels, "attention weight")
     kind, layer = split_name(name)
-    alone = f" of {report.models[0].name}" if len(shown) == 1 else ""
+    alone = f"\n{report.models[0].name}" if len(shown) == 1 else ""
     _entitle(figure, f"{kind[:1].upper()}{kind[1:]}-attention, layer {layer + 1}{alone}")
     save_figure(figure, path)
 

@@ -13,7 +13,14 @@ from qknorm.studies.recipes import change
 from qknorm.studies.tune.data import DataByMerges
 from qknorm.studies.tune.report import write_report
 from qknorm.studies.tune.search import Search
-from qknorm.studies.tune.testing import best_average, job_for_test, jobs_to_repeat, tabulate_test, translate_test
+from qknorm.studies.tune.testing import (
+    AVERAGED,
+    best_average,
+    job_for_test,
+    jobs_to_repeat,
+    tabulate_test,
+    translate_test,
+)
 from qknorm.training.evaluation import Evaluator
 
 
@@ -176,10 +183,11 @@ def test_the_report_tells_what_helped_and_what_did_not(search, tmp_path):
     ("of_the_second", "expected"),
     [
         ({"2": 10.5, "4": 9.9}, "last 2 checkpoints is 0.25 better"),
+        ({"2": 10.3, "4": 9.9}, None),
         ({"2": 8.0, "4": 8.5}, None),
         ({"4": 10.5}, "last 4"),
     ],
-    ids=["together another", "none", "not made"],
+    ids=["together another", "too little", "none", "not made"],
 )
 def test_a_mean_of_checkpoints_is_advised_by_all_seeds(search, of_the_second, expected):
     found = search(only=("none",), seeds=2, averages=(2, 4))
@@ -225,7 +233,7 @@ def test_the_test_table_shows_the_mean_of_checkpoints_that_dev_prefers(search, b
         lines = [*references[:right], *["X Y"] * (len(references) - right)]
         files.write_text(trial.job.folder / name, "".join(f"{line}\n" for line in lines))
     table = tabulate_test(found)
-    assert [row[0] for row in table.rows] == ["reference", "start", "start, checkpoints averaged"]
+    assert [row[0] for row in table.rows] == ["reference", "start", f"start, {AVERAGED}"]
     main = table.columns.index("multi-bleu-detok" if base.tokenizer.pretokenized else "bleu")
     values = [float(row[main]) for row in table.rows]
     assert values[0] < values[1] < values[2] == 100.0

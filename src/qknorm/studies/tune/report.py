@@ -67,7 +67,7 @@ def summarise(search: Search, command: str) -> tuple[str, ...]:
         told = f"Its settings: `--config {search.out / BEST / SETTINGS}` for `qknorm train`"
         summary.append(f"{told}, on data of {merges:,} merges (`qknorm prepare --subwords.merges {merges}`).")
         gain, count = max(((_mean_gain(best, each), each) for each in search.averages), default=(0.0, 0))
-        if gain > 0:
+        if gain > search.margin:
             told = f"The mean of its last {count} checkpoints is {gain:.2f} better on dev"
             summary.append(f"{told}; seeds: {len(best)} (`qknorm average --last {count}`).")
     summary += _what_helped(search)

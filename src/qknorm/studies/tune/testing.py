@@ -19,6 +19,7 @@ from qknorm.training.checkpoint import MODEL_FILE
 from qknorm.training.run_folder import load_translator
 
 AGAIN = "again"
+AVERAGED = "checkpoints averaged where a seed's dev BLEU prefers it"
 TITLE = "Test, after the choice"
 
 
@@ -86,7 +87,7 @@ def tabulate_test(search: Search) -> Table | None:
         paths[best[0].system] = [_translations(job, None) for job in jobs]
         if any(map(best_average, jobs)):
             averaged = [_translations(job, best_average(job)) for job in jobs]
-            paths[f"{best[0].system}, checkpoints averaged"] = averaged
+            paths[f"{best[0].system}, {AVERAGED}"] = averaged
     known = {name: each for name, each in paths.items() if each and all(path.is_file() for path in each)}
     if len(known) < 2 or search.reference_name not in known:
         return None
