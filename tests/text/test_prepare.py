@@ -172,15 +172,17 @@ def test_tokenised_text_that_is_not_said_to_be_is_told_of(tmp_path):
 
 def test_a_catalogue_that_its_header_turns_around_is_told_of(tmp_path):
     pytest.importorskip("polib")
-    paths = [tmp_path / f"{name}.po" for name in "abc"]
-    for path, language in zip(paths, ("gl_ES", "gl", "en"), strict=True):
+    paths = [tmp_path / f"{name}.po" for name in "abcd"]
+    for path, language in zip(paths, ("gl_ES", "gl", "en", "Galician"), strict=True):
         path.write_text(f'msgid ""\nmsgstr "Language: {language}\\n"\n\nmsgid "{path.stem} ola"\nmsgstr "hello"\n')
     settings = Prepare(source="gl", target="en", train=tuple(paths), dev=(paths[0],), test=(paths[2],))
     report = prepare(settings.model_copy(update={"cleaning": Cleaning(drop_overlap=False)}), tmp_path / "out")
     why = "read from msgstr to msgid because the header's Language: names gl, the source; if that is wrong, correct the"
-    assert report.warnings == [f"{paths[0]} was {why} header", f"{paths[0]} and 1 more catalogue were {why} header"]
+    told = [f"{paths[0]} was {why} header", f"{paths[0]} and 1 more catalogue were {why} header"]
+    unknown = f"{paths[3]} was read from msgid as gl to msgstr as en, for the header's Language: names neither; "
+    assert report.warnings[:2] == told and report.warnings[2].startswith(unknown) and len(report.warnings) == 3
     train = pairs_in(PreparedData.load(tmp_path / "out"), "train")
-    assert train == [("hello", "a ola"), ("hello", "b ola"), ("c ola", "hello")]
+    assert train == [("hello", "a ola"), ("hello", "b ola"), ("c ola", "hello"), ("d ola", "hello")]
 
 
 def test_merges_are_as_asked_or_a_warning_says_why_not(tmp_path):

@@ -5,12 +5,14 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from qknorm.errors import InputError
 
 Sides = tuple[str, str]
-Turned = Callable[[Path], None]
+Heading = Literal["source", "target", "neither"]
+"""Whose language the header of a gettext catalogue names."""
+Headed = Callable[[Path, Heading], None]
 """Told of a catalogue that is read from its translations to what was translated."""
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -59,7 +61,7 @@ def read_tmx(file: BinaryIO, path: Path, source: str, target: str) -> Iterator[S
 
 
 def read_po(
-    lines: Iterable[str], path: Path, source: str, target: str, turned: Turned | None = None
+    lines: Iterable[str], path: Path, source: str, target: str, headed: Headed | None = None
 ) -> Iterator[Sides]:
     """The translated entries of a PO file; untranslated, fuzzy and obsolete ones are skipped."""
     polib = _import_polib(path)
@@ -71,10 +73,10 @@ def read_po(
         place = re.search(r"line (\d+)", str(error))
         where = f"{path}, line {place[1]}" if place else str(path)
         raise InputError(f"{where}: not the PO format; msgfmt -c names the fault") from None
-    yield from _translations(entries, path, source, target, turned)
+    yield from _translations(entries, path, source, target, headed)
 
 
-def read_mo(content: bytes, path: Path, source: str, target: str, turned: Turned | None = None) -> Iterator[Sides]:
+def read_mo(content: bytes, path: Path, source: str, target: str, headed: Headed | None = None) -> Iterator[Sides]:
     """The entries of a MO file."""
     polib = _import_polib(path)
     try:
@@ -83,21 +85,27 @@ def read_mo(content: bytes, path: Path, source: str, target: str, turned: Turned
         entries = polib.mofile(content)
     except Exception:  # polib lets through whatever the damage leads to
         raise InputError(f"{path} is no whole MO file; make it again with msgfmt") from None
-    yield from _translations(entries, path, source, target, turned)
+    yield from _translations(entries, path, source, target, headed)
 
 
-def _translations(entries: Any, path: Path, source: str, target: str, turned: Turned | None) -> Iterator[Sides]:
+def _translations(entries: Any, path: Path, source: str, target: str, headed: Headed | None) -> Iterator[Sides]:
     """What is to be translated and its translation; the other way round where the catalogue's language is the source.
 
     A language that could be either's says nothing, such as pt between pt-BR and pt-PT.
     """
-    codes = _plain(source), _plain(target)
     language = entries.metadata.get("Language", "").partition("@")[0]  # ca@valencia, sr@latin
-    turns = _match(codes, language) == _match(codes[::-1], language) == codes[0]
-    if turns and turned:
-        turned(path)
+    heading = _heading(_plain(source), _plain(target), language)
+    if headed:
+        headed(path, heading)
     for original, translation in _entries(entries):
-        yield (translation, original) if turns else (original, translation)
+        yield (translation, original) if heading == "source" else (original, translation)
+
+
+def _heading(source: str, target: str, language: str) -> Heading:
+    found = {_match(codes, language) for codes in ((source, target), (target, source))}
+    if found == {source}:
+        return "source"
+    return "target" if found == {target} else "neither"
 
 
 def _entries(entries: Any) -> Iterator[Sides]:

@@ -4,7 +4,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -21,6 +21,7 @@ from qknorm.progress import Progress
 from qknorm.text import prepared
 from qknorm.text.alignment import OrderCheck, WordSample
 from qknorm.text.cleaning import OVERLAP, CleaningReport, HeldOut, clean_pair, drop_pairs, hash_pair, rules_for
+from qknorm.text.exchange import Heading
 from qknorm.text.readers import Pair, read_lines, read_pairs
 from qknorm.text.spacing import SpacingSample, explain_spacing
 from qknorm.text.subwords import SPECIALS, Tokenizer, choose_merges
@@ -280,9 +281,13 @@ class _Preparation:
         """Streams the pairs of files, shows progress, and checks at the end that the sides are in the same order."""
         order, words, spacing = OrderCheck(), WordSample(), SpacingSample()
         spoiled = self.cleaning.note_spoiled if split == "train" else None  # given sets lose no pair
-        turned: list[Path] = []
+        catalogues: dict[Heading, list[Path]] = {"source": [], "target": [], "neither": []}
+
+        def headed(path: Path, heading: Heading) -> None:
+            catalogues[heading].append(path)
+
         count = 0
-        for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled, turned.append), start=1):
+        for count, pair in enumerate(read_pairs(paths, *self.languages, spoiled, headed), start=1):
             order.add(*pair)
             words.add(*pair)
             spacing.add(*pair)
@@ -291,8 +296,7 @@ class _Preparation:
             yield pair
         self.progress(f"reading {split}", count, count)
         self.words[split], self.spacing[split] = words, spacing
-        if turned:
-            self.warnings.append(_explain_turned(turned, self.settings.source))
+        self.warnings += _explain_headings(catalogues, *self.languages)
         listed = ", ".join(str(path) for path in paths)
         if order.is_disordered():
             raise InputError(
@@ -319,13 +323,25 @@ class _Preparation:
         return count
 
 
-def _explain_turned(catalogues: list[Path], source: str) -> str:
+def _explain_headings(catalogues: Mapping[Heading, Sequence[Path]], source: str, target: str) -> list[str]:
+    """What to know of how gettext catalogues were read; nothing of those whose header names the target."""
+    told = []
+    if turned := catalogues["source"]:
+        told.append(
+            f"{_listed(turned)} read from msgstr to msgid because the header's Language: names {source}, the source; "
+            "if that is wrong, correct the header"
+        )
+    if unknown := catalogues["neither"]:
+        told.append(
+            f"{_listed(unknown)} read from msgid as {source} to msgstr as {target}, for the header's Language: names "
+            "neither; if it is the other way round, set it to the language of msgstr"
+        )
+    return told
+
+
+def _listed(catalogues: Sequence[Path]) -> str:
     first, more = catalogues[0], len(catalogues) - 1
-    which = f"{first} and {more} more catalogue{'s' * (more > 1)} were" if more else f"{first} was"
-    return (
-        f"{which} read from msgstr to msgid because the header's Language: names {source}, the source; "
-        "if that is wrong, correct the header"
-    )
+    return f"{first} and {more} more catalogue{'s' * (more > 1)} were" if more else f"{first} was"
 
 
 def _check_languages(source: str, target: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from qknorm.errors import InputError
 from qknorm.text.alignment import find_parting
-from qknorm.text.exchange import Turned, read_mo, read_po, read_tmx
+from qknorm.text.exchange import Headed, read_mo, read_po, read_tmx
 
 
 class Pair(NamedTuple):
@@ -35,12 +35,12 @@ _TWO_COLUMNS = r"awk -F '\t' 'NF == 2'"
 
 
 def read_pairs(
-    paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None = None, turned: Turned | None = None
+    paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None = None, headed: Headed | None = None
 ) -> Iterator[Pair]:
     """Streams the pairs of two plain text files (source, target), or of files that each hold both sides.
 
     Lines of a TSV file that have not two columns go to `spoiled`, and a file is refused where they are most of it;
-    without `spoiled`, where there is any. A gettext catalogue whose header names the source language goes to `turned`.
+    without `spoiled`, where there is any. `headed` is told whose language the header of a gettext catalogue names.
     """
     if not paths:
         raise InputError("no file to read pairs from; give two plain text files, or files that hold both sides")
@@ -48,7 +48,7 @@ def read_pairs(
         check_readable(path)
     plain = [path for path in paths if kind_of(path) not in _READERS]
     if not plain:
-        return _read_files_of_pairs(paths, source, target, spoiled, turned)
+        return _read_files_of_pairs(paths, source, target, spoiled, headed)
     if len(plain) != len(paths):
         raise _mixed(plain, source, target)
     if len(paths) != 2:
@@ -237,13 +237,13 @@ def _unequal(source_path: Path, target_path: Path, source_count: int, target_cou
 
 
 def _read_files_of_pairs(
-    paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None, turned: Turned | None
+    paths: Sequence[Path], source: str, target: str, spoiled: Spoiled | None, headed: Headed | None
 ) -> Iterator[Pair]:
     readers: dict[str, _Reader] = {
         **_READERS,
         ".tsv": partial(_read_tsv, spoiled=spoiled),
-        ".po": partial(_read_po, turned=turned),
-        ".mo": partial(_read_mo, turned=turned),
+        ".po": partial(_read_po, headed=headed),
+        ".mo": partial(_read_mo, headed=headed),
     }
     for path in paths:
         found = False
@@ -331,15 +331,15 @@ def _read_tmx(path: Path, source: str, target: str) -> Iterator[Pair]:
             yield Pair(*sides)
 
 
-def _read_po(path: Path, source: str, target: str, turned: Turned | None = None) -> Iterator[Pair]:
-    for sides in read_po(read_lines(path), path, source, target, turned):
+def _read_po(path: Path, source: str, target: str, headed: Headed | None = None) -> Iterator[Pair]:
+    for sides in read_po(read_lines(path), path, source, target, headed):
         yield Pair(*sides)
 
 
-def _read_mo(path: Path, source: str, target: str, turned: Turned | None = None) -> Iterator[Pair]:
+def _read_mo(path: Path, source: str, target: str, headed: Headed | None = None) -> Iterator[Pair]:
     with open_bytes(path) as file:
         content = b"".join(_guarded(file, path))
-    for sides in read_mo(content, path, source, target, turned):
+    for sides in read_mo(content, path, source, target, headed):
         yield Pair(*sides)
 
 
