@@ -94,8 +94,9 @@ def test_pairs_under_one_change_are_compared_with_each_other(data, tmp_path):
 
 
 def line_with(difference, p, experiment, claimed):
-    nothing = ((), (), ())
-    return Compared(experiment, "gl-en", "s", "", "r", None, claimed, *nothing, 1, 0, difference, p)
+    known = {"difference": difference, "p": p, "claimed": claimed, "published": None}
+    nothing = {"scores": (), "dev": (), "seconds": (), "device_seconds": ()}
+    return Compared(experiment, "gl-en", "s", "", "r", planned=1, diverged=0, **known, **nothing)
 
 
 @pytest.mark.parametrize(
