@@ -84,7 +84,7 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.gpu_ways = options.device == "cuda" and not options.smoke
     if options.smoke:
-        options.models, options.processes, options.steps, options.rounds = [1, 2], [2], 2, 2
+        options.models, options.processes, options.steps, options.rounds = [1, 2], [1], 2, 2
     return options
 
 

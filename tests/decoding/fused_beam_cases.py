@@ -42,7 +42,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ATTEND, "_takes_few", lambda *_: False)
 
 
-@pytest.mark.parametrize(("options", "beam"), [(SETTINGS[0], 1), *((options, 3) for options in SETTINGS)])
+@pytest.mark.parametrize(("options", "beam"), [(SETTINGS[0], 1), *((options, 3) for options in SETTINGS[1:])])
 def test_steps_give_the_same_logits(
     monkeypatch: pytest.MonkeyPatch, taken: list[tuple[int, ...]], options: dict[str, Any], beam: int
 ) -> None:
@@ -73,11 +73,11 @@ def test_steps_give_the_same_logits(
 
 def test_a_search_finds_the_same(monkeypatch: pytest.MonkeyPatch, taken: list[tuple[int, ...]]) -> None:
     model = make_model({}, 0, 1.0, DEVICE)
-    source, limits = make_batch([2, 4, 3], 2)
-    found = RecordedSearch(model, torch.bfloat16)(source, limits, beam=4)
+    source, limits = make_batch([2, 3], 2)
+    found = RecordedSearch(model, torch.bfloat16)(source, limits, beam=2)
     count = len(taken)
     without(monkeypatch)
-    expected = RecordedSearch(model, torch.bfloat16)(source, limits, beam=4)
-    assert (3, 4, 4, 4) in taken and len(taken) == count
+    expected = RecordedSearch(model, torch.bfloat16)(source, limits, beam=2)
+    assert (2, 4, 2, 4) in taken and len(taken) == count
     for (mine, *_), (reference, *_) in zip(found, expected, strict=True):
         assert mine.score == pytest.approx(reference.score, abs=0.1)

@@ -245,7 +245,6 @@ def unrecorded(step: TrainingStep) -> Iterator[None]:
     ("backend", "changes"),
     [
         ("auto", {}),
-        ("fused", {}),
         ("fused", {"fixnorm": False, "tie": "none", "decoder_layers": 2, "kv_heads": 1}),
     ],
 )
