@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qknorm needs Python 3.11 or newer; name one with make PYTHON=python3.12")'
 	@echo "setting up $(VENV) (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,formats,tensorboard,serve,onnx,ctranslate2,huggingface]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev,formats,tensorboard,serve,onnx,ctranslate2,huggingface]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -30,7 +30,7 @@ def assert_same_end(run: Path, straight: Path) -> None:
 @pytest.mark.slow
 def test_killed_at_any_file_operation(tiny: Tiny, tmp_path: Path) -> None:
     script = Path(__file__).with_name("killing.py")
-    words = [sys.executable, script, tiny.data, tiny.config, tmp_path, "8"]
+    words = [sys.executable, script, tiny.data, tiny.config, tmp_path, "6"]
     done = subprocess.run(list(map(str, words)), env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
