@@ -23,8 +23,11 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translate, "_may_record", lambda model: True)
 
 
-@pytest.mark.parametrize("options", [{}, {"beam": 1}, {"nbest": 6}, {"no_repeat_ngram": 1}], ids=str)
-@pytest.mark.parametrize("batch_tokens", [None, 120])
+@pytest.mark.parametrize(
+    ("batch_tokens", "options"),
+    [(None, {}), (None, {"beam": 1}), (120, {"nbest": 6}), (None, {"no_repeat_ngram": 1})],
+    ids=str,
+)
 def test_recorded_searches_give_the_same_translations_in_the_same_order(monkeypatch, options, batch_tokens):
     translator = make_translator(longest=30, batch_tokens=batch_tokens)
     expected = translator.explain(TEXTS, **options)
