@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qknorm import files
 from qknorm.config import Prepare, Subwords, Train
-from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result, View, look
+from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result, View, add_device_seconds, look
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.studies.grid.work import do
 from qknorm.studies.recipes import change
@@ -57,7 +57,7 @@ def tiny(**changes: object) -> Train:
     return change(Train(), {**small, **changes})
 
 
-def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0, side_by_side: int | None = 2) -> None:
+def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0, of_device: float | None = 30.0) -> None:
     """Writes what a job leaves whose translations are right but for `wrong` of the test sentences."""
     references = data.split("test").text(data.target)
     translations = ["X Y Z W V" if place < wrong else line for place, line in enumerate(references)]
@@ -67,8 +67,9 @@ def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0, side
         scores[name] = {"value": score.value, "signature": score.signature}
     job.write()
     files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
-    maker = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
-    made_by = {**maker, "side_by_side": side_by_side}
+    made_by = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
+    if of_device is not None:
+        add_device_seconds(job.folder, of_device)
     Result("finished", "the end", seconds, 100, 50, 90.0 - wrong, 1_000, scores, made_by).write(job.folder)
 
 

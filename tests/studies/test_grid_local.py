@@ -16,7 +16,7 @@ from qknorm.cli.grid_display import tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.grid import local
 from qknorm.studies.grid.claims import CLAIM, take
-from qknorm.studies.grid.jobs import SIDE_BY_SIDE, Job, look, read_result
+from qknorm.studies.grid.jobs import Job, look, read_device_seconds, read_result
 from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
 from qknorm.training.translation import CORES, choose_workers
 
@@ -95,7 +95,7 @@ def script(monkeypatch):
     """Has jobs done by a script in place of a training."""
 
     def use(body):
-        def start(job, slot, slots, waiting):
+        def start(job, slot, slots):
             with (job.folder / local.LOG).open("ab") as log:
                 command = [sys.executable, "-c", RESULT + body, str(job.folder)]
                 return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -121,7 +121,8 @@ def test_real_trainings_side_by_side_and_never_again(data, tmp_path, monkeypatch
     assert [view.state for view in seen[-1]] == ["finished"] * 3
     results = [read_result(job.folder) for job in jobs]
     assert all(result.made_by["device"] == "cpu" for result in results)
-    assert all(result.device_seconds == result.seconds / 2 for result in results)
+    counted = [read_device_seconds(job.folder) for job in jobs]
+    assert sum(counted) >= max(result.seconds for result in results), "the device was at work for so long"
     monkeypatch.setattr(local, "_start", None)
     LocalGrid(jobs, [Slot("cpu")], silent).run()
 
@@ -269,6 +270,10 @@ def test_bad_slots_are_refused(monkeypatch):
         make_slots(1, "tpu")
 
 
+class Running:
+    """In the place of a process."""
+
+
 @pytest.fixture
 def environment(data, tmp_path, monkeypatch):
     """What a process is told on a machine of 16 cores."""
@@ -276,28 +281,39 @@ def environment(data, tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv(CORES, "16")
 
-    def environment(slot, slots, dropout=0.0, waiting=100):
+    def environment(slot, slots, dropout=0.0):
         job = Job.plan("job", data, tiny(**{"training.bpe_dropout": dropout}), tmp_path)
-        return local._environment(job, slot, slots, waiting)
+        return local._environment(job, slot, slots)
 
     return environment
 
 
 def test_processes_share_the_cores_and_see_their_gpu_alone(environment):
-    gpus = [Slot("cuda", "3"), Slot("cuda", "4"), Slot("cuda", "3"), Slot("cuda", "3")]
     share = {CORES: "4", "OMP_NUM_THREADS": "4"}
-    assert environment(gpus[0], gpus) == {**share, SIDE_BY_SIDE: "3", "CUDA_VISIBLE_DEVICES": "3"}
-    assert environment(gpus[1], gpus) == {**share, SIDE_BY_SIDE: "1", "CUDA_VISIBLE_DEVICES": "4"}
+    assert environment(Slot("cuda", "3"), 4) == {**share, "CUDA_VISIBLE_DEVICES": "3"}
     share = {CORES: "1", "OMP_NUM_THREADS": "1"}
-    cores = [Slot("cpu") for _ in range(32)]
-    assert environment(cores[0], cores) == {**share, SIDE_BY_SIDE: "32", "CUDA_VISIBLE_DEVICES": ""}
+    assert environment(Slot("cpu"), 32) == {**share, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def test_places_that_stay_empty_share_no_device(environment):
-    gpus = [Slot("cuda", "3"), Slot("cuda", "3", process=object()), Slot("cuda", "3"), Slot("cuda", "4")]
-    shared_by = [environment(gpus[0], gpus, waiting=waiting)[SIDE_BY_SIDE] for waiting in (0, 1, 9)]
-    assert shared_by == ["2", "3", "3"]
-    assert environment(gpus[3], gpus, waiting=9)[SIDE_BY_SIDE] == "1"
+def test_the_time_of_a_device_is_shared_out_among_those_at_work_on_it(data, tmp_path, monkeypatch):
+    first, second, other = plan(data, tmp_path, 3)
+    slots = [Slot("cuda", "3", first, Running()), Slot("cuda", "4", other, Running()), Slot("cuda", "3"), Slot("cpu")]
+    grid = LocalGrid([first, second, other], slots, silent, _counted_at=100.0)
+    monkeypatch.setattr(local.time, "monotonic", lambda: now)
+    now = 110.0
+    grid._count()
+    slots[2].job, slots[2].process = second, Running()
+    now = 114.0
+    grid._count()
+    slots[0].process = None
+    now = 115.0
+    grid._count()
+    grid._book()
+    assert [read_device_seconds(job.folder) for job in (first, second, other)] == [12.0, 3.0, 15.0]
+    now = 116.0  # as a run that was stopped and goes on
+    grid._count()
+    grid._book()
+    assert [read_device_seconds(job.folder) for job in (first, second, other)] == [12.0, 4.0, 16.0]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -306,7 +322,7 @@ def test_threads_and_those_who_cut_ahead_share_the_cores(environment, monkeypatc
     found = []
     for slots in (1, 3, 4, 5, 8, 16):
         slot = Slot(device, "0" if device == "cuda" else None)
-        told = environment(slot, [slot] * slots, dropout)
+        told = environment(slot, slots, dropout)
         with monkeypatch.context() as there:
             there.setenv(CORES, told[CORES])
             workers = choose_workers(torch.device(device)) if dropout else 0
@@ -320,15 +336,15 @@ def test_threads_and_those_who_cut_ahead_share_the_cores(environment, monkeypatc
 
 def test_whoever_names_the_threads_gets_them(environment, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    told = environment(Slot("cuda", "0"), [Slot("cuda", "0")] * 4, 0.1)
+    told = environment(Slot("cuda", "0"), 4, 0.1)
     assert (told[CORES], told["OMP_NUM_THREADS"]) == ("4", "7")
 
 
 def test_a_started_process_is_told_its_share(environment, data, tmp_path, monkeypatch):
     job = Job.plan("job", data, tiny(), tmp_path)
     job.write()
-    (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES} ${SIDE_BY_SIDE}"\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "told ${CORES}"\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert local._start(job, Slot("cpu"), [Slot("cpu")] * 4, 9).wait() == 0
-    assert (job.folder / local.LOG).read_text() == "told 4 5\n"
+    assert local._start(job, Slot("cpu"), 4).wait() == 0
+    assert (job.folder / local.LOG).read_text() == "told 4\n"

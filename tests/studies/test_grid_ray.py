@@ -1,23 +1,22 @@
 """The grid on a real Ray cluster of this machine, whose two workers are processes of their own."""
 
-import os
 import sys
 import time
 import uuid
 from types import SimpleNamespace
 
 import pytest
-from paper_cases import prepare_copy, tiny
+from paper_cases import finish, prepare_copy, tiny
 
 from qknorm.errors import InputError
 from qknorm.studies.grid import on_ray
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import (
     GIVEN_OUT,
-    SIDE_BY_SIDE,
     Job,
     is_free,
     look,
+    read_device_seconds,
     read_result,
     read_translations,
     write_failure,
@@ -114,21 +113,15 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     assert (far.run / "checkpoints").is_dir()
 
 
-@pytest.mark.parametrize(("device", "told"), [(None, "3"), ("cpu", None)])
-def test_a_task_is_told_how_many_share_its_gpu(data, tmp_path, monkeypatch, device, told):
-    monkeypatch.delenv(SIDE_BY_SIDE, raising=False)
+@pytest.mark.parametrize(("of_gpu", "counted"), [(1 / 3, 20.0), (0, None)])
+def test_a_task_took_its_share_of_a_gpu_for_as_long_as_it_trained(data, tmp_path, of_gpu, counted):
     (job,) = plan(data, tmp_path, 1)
-    job.write()
-    seen = []
-
-    def work(folder, device):
-        seen.append(os.environ.pop(SIDE_BY_SIDE, None))
-        return "done"
-
-    on_ray._do_there(
-        str(job.folder), (job.folder / "job.json").read_bytes(), on_ray._mark(tmp_path), [], device, 3, work
-    )
-    assert seen == [told]
+    on_ray._book(job, of_gpu)
+    assert read_device_seconds(job.folder) is None, "it has no result yet"
+    finish(job, data, wrong=0, seconds=60.0, of_device=None)
+    for _ in range(2):
+        on_ray._book(job, of_gpu)
+        assert read_device_seconds(job.folder) == counted
 
 
 @pytest.mark.parametrize("said", ["", "its claim was gone"])

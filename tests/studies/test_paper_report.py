@@ -58,10 +58,10 @@ def test_the_paper_and_ours_stand_side_by_side(folder, tmp_path):
     assert "<td>24.21</td>" in written.html.read_text(encoding="utf-8")
 
 
-def test_what_runs_cost_is_left_open_where_nobody_knows_who_shared_their_device(folder, tmp_path):
+def test_what_runs_cost_is_left_open_where_nobody_counted(folder, tmp_path):
     plan = make_plan([TABLES["2"]], tmp_path, folder, pair="gl-en")
     for each in plan.planned:
-        finish(each.job, each.data, wrong=0, side_by_side=None if each.system.name == "qknorm" else 1)
+        finish(each.job, each.data, wrong=0, of_device=None if each.system.name == "qknorm" else 60.0)
     written = write_report(plan, tmp_path, "qknorm study paper --table 2")
     rows, _ = cells(written, "Table 2")
     assert [row["device minutes"] for row in rows] == ["1.0", "–"]

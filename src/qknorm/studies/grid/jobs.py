@@ -17,8 +17,8 @@ from qknorm.text.prepared import PreparedData
 from qknorm.training.metrics import METRICS_FILE
 from qknorm.version import __version__
 
-JOB, RESULT, FAILURE, LOG, RUN, TRANSLATIONS, GIVEN_OUT = (
-    "job.json", "result.json", "failure.json", "log.txt", "run", "test.txt", "given-out"
+JOB, RESULT, FAILURE, LOG, RUN, TRANSLATIONS, GIVEN_OUT, DEVICE_TIME = (
+    "job.json", "result.json", "failure.json", "log.txt", "run", "test.txt", "given-out", "device-time.json"
 )  # fmt: skip
 DECIDING = ("attention", "config", "decoding", "models", "scoring", "text", "training", "specials.py")
 """The parts of the code that decide what a training gives; the rest may change without making runs old."""
@@ -29,9 +29,6 @@ Ending = Literal["done", "failed", "interrupted", "taken", "out of memory"]
 
 EXIT_STATUS: dict[Ending, int] = {"done": 0, "failed": 3, "interrupted": 130, "taken": 76, "out of memory": 77}
 """How a process that does a job tells its grid what became of it."""
-
-SIDE_BY_SIDE = "QKNORM_SIDE_BY_SIDE"
-"""The variable by which a grid tells a process how many of them share its device."""
 
 
 @functools.cache
@@ -134,12 +131,6 @@ class Result:
     averaged: Mapping[str, float] = field(default_factory=dict)
     """By the number of checkpoints in a mean: its score, by the first measure of `scores`."""
 
-    @property
-    def device_seconds(self) -> float | None:
-        """What it took of its device: where two shared that, half of the time; None where the number is not known."""
-        shared_by = self.made_by.get("side_by_side")
-        return self.seconds / shared_by if shared_by else None
-
     def write(self, folder: Path) -> None:
         """Keeps it: from now on the job is done."""
         (folder / FAILURE).unlink(missing_ok=True)
@@ -155,6 +146,19 @@ def read_result(folder: Path) -> Result | None:
         return Result(**_load(path))
     except TypeError:
         raise InputError(f"{path} was written by another version of qknorm; remove {folder} to run it again") from None
+
+
+def add_device_seconds(folder: Path, seconds: float) -> None:
+    """Books what a job took of its device, in addition to what it took before it was stopped."""
+    files.write_json(folder / DEVICE_TIME, {"device_seconds": (read_device_seconds(folder) or 0.0) + seconds})
+
+
+def read_device_seconds(folder: Path) -> float | None:
+    """What a job took of its device: where two shared that, half of the time; None where nobody counted."""
+    try:
+        return float(_load(folder / DEVICE_TIME)["device_seconds"])
+    except (InputError, KeyError, TypeError, ValueError):
+        return None
 
 
 def read_translations(folder: Path, name: str = TRANSLATIONS) -> list[str]:

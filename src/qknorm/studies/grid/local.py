@@ -8,16 +8,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import (
     EXIT_STATUS,
     FAILURE,
     LOG,
-    SIDE_BY_SIDE,
     Job,
     View,
+    add_device_seconds,
     is_free,
     look,
     read_log,
@@ -29,6 +31,8 @@ from qknorm.studies.grid.jobs import (
 OnChange = Callable[[Sequence[View]], None]
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0
+BOOK_SECONDS = 60.0
+"""So much device time at most is lost where this process is killed."""
 MOST_DEATHS = 3
 """A process that was killed leaves checkpoints to go on from; one that dies so often in one grid has failed."""
 
@@ -77,6 +81,9 @@ class LocalGrid:
     waiting: list[Job] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     _looked_at: float = 0.0
+    _counted_at: float = 0.0
+    _spent: dict[Path, float] = field(default_factory=dict)
+    """Seconds of its device that each job took and that are not written down yet."""
 
     def run(self) -> bool:
         """Does every job that is not done, and returns whether it came to their end in time.
@@ -87,11 +94,13 @@ class LocalGrid:
         self.waiting = unfinished(self.jobs)
         for job in self.waiting:
             job.write()
+        self._counted_at = time.monotonic()
         try:
             with _terminate_as_interrupt():
                 while self.waiting or any(slot.process for slot in self.slots):
                     if time.monotonic() > end:
                         return False
+                    self._count()
                     self._gather()
                     self._launch()
                     self._show()
@@ -99,6 +108,8 @@ class LocalGrid:
             return True
         finally:
             self._stop()
+            self._count()
+            self._book()
             self._show(now=True)
 
     def _launch(self) -> None:
@@ -112,12 +123,30 @@ class LocalGrid:
                 return
             self.waiting.remove(free)
             (free.folder / FAILURE).unlink(missing_ok=True)
-            slot.job, slot.process = free, _start(free, slot, self.slots, len(self.waiting))
+            slot.job, slot.process = free, _start(free, slot, len(self.slots))
+
+    def _count(self) -> None:
+        """Shares the time since the last count out among those at work on one device."""
+        now = time.monotonic()
+        passed, self._counted_at = now - self._counted_at, now
+        busy = [slot for slot in self.slots if slot.process is not None]
+        sharing = Counter(slot.gpu for slot in busy)
+        for slot in busy:
+            assert slot.job is not None
+            self._spent[slot.job.folder] = self._spent.get(slot.job.folder, 0.0) + passed / sharing[slot.gpu]
+
+    def _book(self) -> None:
+        """Writes down what was counted, so that it outlives this process."""
+        for folder, seconds in self._spent.items():
+            with suppress(OSError):  # no training is to end for that
+                add_device_seconds(folder, seconds)
+        self._spent.clear()
 
     def _gather(self) -> None:
         for slot in list(self.slots):
             if slot.process is None or slot.process.poll() is None:
                 continue
+            self._book()
             job, status = slot.job, slot.process.returncode
             slot.job = slot.process = None
             assert job is not None
@@ -145,6 +174,8 @@ class LocalGrid:
     def _show(self, now: bool = False) -> None:
         if now or time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
+            if sum(self._spent.values()) > BOOK_SECONDS:
+                self._book()
             self.on_change([look(job) for job in self.jobs])
 
     def _stop(self) -> None:
@@ -162,35 +193,28 @@ class LocalGrid:
             raise
 
 
-def _start(job: Job, slot: Slot, slots: Sequence[Slot], waiting: int) -> subprocess.Popen[bytes]:
+def _start(job: Job, slot: Slot, slots: int) -> subprocess.Popen[bytes]:
     with (job.folder / LOG).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "qknorm.studies.grid.work", str(job.folder), slot.device],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_environment(job, slot, slots, waiting)},
+            env={**os.environ, **_environment(job, slot, slots)},
             start_new_session=True,  # a terminal's Ctrl-C reaches it through us alone, so once
         )
 
 
-def _environment(job: Job, slot: Slot, slots: Sequence[Slot], waiting: int) -> Mapping[str, str]:
-    """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead.
-
-    It is also told how many share its device: those at work there, and those that `waiting` jobs will join it with.
-    """
+def _environment(job: Job, slot: Slot, slots: int) -> Mapping[str, str]:
+    """Gives a process its GPU, and its share of the cores: for its threads, and for those who cut its text ahead."""
     import torch
 
     from qknorm.training.translation import CORES, choose_workers, count_cores
 
-    cores = max(1, count_cores() // len(slots))
+    cores = max(1, count_cores() // slots)
     workers = choose_workers(torch.device(slot.device), cores) if job.settings.training.bpe_dropout else 0
     threads = os.environ.get("OMP_NUM_THREADS") or str(cores - workers)
-    others = [other.process for other in slots if other is not slot and other.gpu == slot.gpu]
-    busy = sum(process is not None for process in others)
-    shared_by = 1 + min(len(others), busy + waiting)
-    share = {CORES: str(cores), "OMP_NUM_THREADS": threads, SIDE_BY_SIDE: str(shared_by)}
-    return {**share, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
+    return {CORES: str(cores), "OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": slot.gpu or ""}
 
 
 class _terminate_as_interrupt:

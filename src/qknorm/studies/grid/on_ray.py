@@ -5,7 +5,6 @@ Where they do not, data go to them through Ray's object store and what they made
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -23,12 +22,13 @@ from qknorm.studies.grid.jobs import (
     JOB,
     RESULT,
     RUN,
-    SIDE_BY_SIDE,
     TRANSLATIONS,
     Ending,
     Job,
+    add_device_seconds,
     is_free,
     look,
+    read_device_seconds,
     read_failure,
     read_result,
     unfinished,
@@ -91,13 +91,14 @@ def _run(
                 plan = (job.folder / JOB).read_bytes()
                 # in a list, since Ray fetches what stands alone before a task begins, wanted or not
                 there = str(job.folder.resolve()), plan, mark, [data[job.data]]
-                task_of_job = task.remote(*there, device, parallel, work)
+                task_of_job = task.remote(*there, device, work)
                 running[task_of_job] = job, claim
             done, _ = ray.wait(list(running), timeout=LOOK_SECONDS) if running else ([], [])
             for reference in done:
                 job, claim = running.pop(reference)
                 with claim:
                     _collect(ray, reference, job)
+                    _book(job, share["num_gpus"])
             if waiting and not running:
                 time.sleep(LOOK_SECONDS)
             on_change([look(job) for job in jobs])
@@ -122,11 +123,9 @@ def _give_out(waiting: list[Job]) -> Iterator[tuple[Job, Claim]]:
 
 
 def _do_there(
-    folder: str, plan: bytes, mark: tuple[str, str], data: Sequence[Any], device: str | None, parallel: int, work: Work
+    folder: str, plan: bytes, mark: tuple[str, str], data: Sequence[Any], device: str | None, work: Work
 ) -> tuple[Ending, Contents]:
     """In a worker: the ending, and, if the grid's folder is not seen from there, the files that were made."""
-    if device != "cpu":
-        os.environ[SIDE_BY_SIDE] = str(parallel)
     here = Path(folder)
     if _sees(mark) and Path(json.loads(plan)["data"]).is_dir():
         return _as_soon_as_free(here, device, work), {}
@@ -166,6 +165,13 @@ def _collect(ray: Any, reference: Any, job: Job) -> None:
     _write_contents(last, job.folder)  # a result makes the job done, so that all else is there before
     if ending == "interrupted":
         write_failure(job.folder, "its task was interrupted on the cluster; the same command goes on with it")
+
+
+def _book(job: Job, of_gpu: float) -> None:
+    """Writes down what a job took of a GPU: its share of one, which nobody else had, for as long as it trained."""
+    result = read_result(job.folder)
+    if result is not None and of_gpu and read_device_seconds(job.folder) is None:
+        add_device_seconds(job.folder, of_gpu * result.seconds)
 
 
 def _mark(root: Path) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """Does one job: claims it, trains or goes on training, translates its split, scores it, keeps the result."""
 
-import os
 import sys
 import traceback
 from contextlib import suppress
@@ -18,7 +17,6 @@ from qknorm.studies.grid.jobs import (
     EXIT_STATUS,
     GIVEN_OUT,
     LOG,
-    SIDE_BY_SIDE,
     Ending,
     Job,
     Result,
@@ -204,14 +202,7 @@ def _diverged(job: Job, reason: str, device: str | None) -> Result:
 def _made_by(job: Job, device: str | None) -> dict[str, object]:
     place = choose_device(device)
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
-    shared_by = os.environ.get(SIDE_BY_SIDE, "")
-    facts = {
-        "device": name,
-        "side_by_side": int(shared_by) if shared_by.isdecimal() else None,
-        "versions": versions(),
-        "commit": commit(),
-    }
-    return {**facts, "code": job.code}
+    return {"device": name, "versions": versions(), "commit": commit(), "code": job.code}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qknorm.scoring.paired_tests import koehn_p
 from qknorm.scoring.resampling import bootstrap_totals
-from qknorm.studies.grid.jobs import Result, read_result, read_translations
+from qknorm.studies.grid.jobs import Result, read_device_seconds, read_result, read_translations
 from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure, measures_for
 from qknorm.studies.paper.experiments import Experiment
 from qknorm.studies.paper.plan import Planned
@@ -157,6 +157,7 @@ def _summarise(
 ) -> Compared:
     scored = [each for each in finished if each[1].scores]
     ended = [result for _, result in finished if result.status != "diverged"]
+    folders = [each.job.folder for each, result in finished if result.status != "diverged"]
     signatures = {_entry(each)["signature"] for each in scored}
     return Compared(
         experiment,
@@ -169,7 +170,7 @@ def _summarise(
         tuple(_score(each) for each in scored),
         tuple(result.dev_bleu for result in ended if result.dev_bleu is not None),
         tuple(result.seconds for result in ended),
-        tuple(seconds for result in ended if (seconds := result.device_seconds) is not None),
+        tuple(seconds for folder in folders if (seconds := read_device_seconds(folder)) is not None),
         planned,
         sum(result.status == "diverged" for _, result in finished),
         signature=", ".join(sorted(signatures)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qknorm.studies.grid.jobs import Result, read_result
+from qknorm.studies.grid.jobs import Result, read_device_seconds, read_result
 from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK
 from qknorm.studies.paper.comparing import SAMPLES, Compared, Comparer
 from qknorm.studies.paper.experiments import Experiment
@@ -22,7 +22,7 @@ SCORERS = {RELEASED: "Moses scripts", TREEBANK: "SacreBLEU", PLAIN: "SacreBLEU"}
 WORDS = frozenset({"pair", "system", "outcome", "settings", "attention"})
 CSV_COLUMNS = (
     "experiment", "pair", "system", "seed", "status", "dev_bleu", "bleu", "multi-bleu", "multi-bleu-detok",
-    "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "side_by_side", "parameters", "device", "qknorm",
+    "bleu-moses", "bleu-treebank", "best_step", "steps", "seconds", "device_seconds", "parameters", "device", "qknorm",
     "torch", "commit", "code", "folder", "reason",
 )  # fmt: skip
 
@@ -156,7 +156,7 @@ def _how_made(plan: Plan, command: str) -> list[str]:
     results = _results(plan)
     seconds = math.fsum(result.seconds for result in results)
     told = f"{len(results)} runs, {seconds / 3600:.2f} hours of training in all"
-    of_devices = [result.device_seconds for result in results]
+    of_devices = [read_device_seconds(job.folder) for job in plan.jobs if read_result(job.folder) is not None]
     if None not in of_devices:
         told += f", {math.fsum(filter(None, of_devices)) / 3600:.2f} hours of devices"
     lines = [f"Command: `{command}`", f"{told}."]
@@ -179,8 +179,8 @@ HOW_TO_READ = (
     "A run that diverged has no score; means are over the others, and the number of those that diverged stands beside "
     "the seeds. `diverged`: all of them did.",
     "Minutes are wall time of training with its evaluations, beside whatever else ran on the device. Device minutes "
-    "are the same divided by the number of trainings that shared it when the run was begun: about what a run costs, at "
-    "the price of the device; less than that for the last ones, which end alone.",
+    "are what a run took of its device from its start to its scores, the time being shared out among those that were "
+    "at work on it at once: times the price of a minute, what it cost. On Ray, the share of a GPU it asked for.",
 )
 
 
@@ -207,7 +207,8 @@ def _csv_rows(planned: Sequence[Planned]) -> list[dict[str, object]]:
                 "seconds": f"{result.seconds:.1f}",
                 "parameters": result.parameters or "",
                 **{name: versions.get(name, "") for name in ("qknorm", "torch")},
-                **{name: result.made_by.get(name) or "" for name in ("device", "side_by_side", "commit", "code")},
+                "device_seconds": "" if (taken := read_device_seconds(each.job.folder)) is None else f"{taken:.1f}",
+                **{name: result.made_by.get(name) or "" for name in ("device", "commit", "code")},
                 "folder": each.job.folder.name,
                 "reason": result.reason,
             }
