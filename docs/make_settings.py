@@ -46,7 +46,8 @@ def make_page() -> str:
     }
     parts = [
         OPENING,
-        "## `qknorm train` on a prepared folder\n\nThe values of the preset `low-resource`, which is the default.\n",
+        "## `qknorm train` on a prepared folder\n\n"
+        "The values of the preset `low-resource`, which is the default on a GPU.\n",
         *_tables(translator),
         "## `qknorm train` on a text file\n\nA language model has the settings above that make sense for it. The "
         "values of the preset `character-lm`, where\nthey or their meaning differ:\n",

@@ -31,7 +31,7 @@ def test_copy_task(learned: Learned) -> None:
 def test_reverse_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = prepare_task(tmp_path, reverse, pairs=3000, longest=5, merges=200)
     options = "--model.width 64 --model.feed-forward 128 --model.encoder-layers 1 --model.decoder-layers 1"
-    options += " --training.batch-tokens 1024 --training.max-steps 300 --training.evaluate-every 150"
+    options += " --training.batch-tokens 1024 --training.max-steps 320 --training.evaluate-every 160"
     succeed(capsys, "train", data, "--run", tmp_path / "run", "--preset", "demo", "--device", "cpu", *options.split())
     assert bleu(succeed(capsys, "score", tmp_path / "run", "--split", "test", "--device", "cpu", "--json")) > 90
 

@@ -84,7 +84,7 @@ def run(words: Sequence[str]) -> None:
     for what, picture in pictures.items():
         console.print(f"{what}: [bold]{escape(str(picture))}[/bold]", soft_wrap=True)
     console.print(f"All done in {time.monotonic() - started:.0f} s.\n")
-    _show_next(out / RUN, small=next(translator.model.parameters()).device.type == "cpu")
+    _show_next(out / RUN)
 
 
 @dataclass(frozen=True)
@@ -246,13 +246,12 @@ def _clarity(weights: "Tensor") -> float:
 # ------------------------------------------------------------------ what to do next
 
 
-def _show_next(run_folder: Path, small: bool) -> None:
-    preset = " --preset low-resource-small" if small else ""  # a CPU would be at the default for days
+def _show_next(run_folder: Path) -> None:
     steps = {
         "Talk to it": [f"qknorm translate {_word(run_folder)}"],
         "Your own files, one sentence a line (TSV, JSONL, TMX, PO and MO work too)": [
             "qknorm prepare data/mine --source gl --target en --train train.gl train.en",
-            f"qknorm train data/mine --run runs/mine{preset}",
+            "qknorm train data/mine --run runs/mine",
             "qknorm score runs/mine --split test",
             "qknorm translate runs/mine --input news.gl --output news.en",
         ],

@@ -15,7 +15,7 @@ from qknorm.cli.display import console, parse, suggest
 from qknorm.config import AnyTrain, Train, TrainLanguageModel, read_settings
 from qknorm.errors import InputError
 from qknorm.export import Target
-from qknorm.studies.recipes import preset
+from qknorm.studies.recipes import WITHOUT_A_GPU, preset
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Arguments:
     run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
     """Run folder to write: settings, tokenizer, metrics, checkpoints. Under torchrun write --run-folder."""
     preset: str = "low-resource"
-    """Settings to start from: low-resource, low-resource-small for a CPU, or the paper's such as paper-qknorm-gl-en."""
+    """Settings to start from, such as paper-qknorm-gl-en; if not given, on a CPU low-resource-small."""
     config: Path | None = None
     """TOML file of settings that go over the preset's; options given here go over both."""
     resume: bool = False
@@ -81,7 +81,7 @@ class LanguageModelArguments:
     run: Annotated[Path, tyro.conf.arg(aliases=["--run-folder"])]
     """Run folder to write: settings, characters, metrics, checkpoints. Under torchrun write --run-folder."""
     preset: str = "character-lm"
-    """Settings to start from: character-lm, or character-lm-small for a CPU."""
+    """Settings to start from; if not given, on a CPU character-lm-small."""
     config: Path | None = None
     """TOML file of settings that go over the preset's; options given here go over both."""
     resume: bool = False
@@ -98,7 +98,7 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
-    arguments = _parse(list(words))
+    arguments, remark = _fit_to_device(list(words), _parse(list(words)))
     from qknorm.inspection.observer import AttentionObserver  # these import PyTorch, which help does without
     from qknorm.training.fit import train
 
@@ -112,6 +112,7 @@ def run(words: Sequence[str]) -> None:
         device=arguments.device,
         quiet=arguments.quiet,
         observer=AttentionObserver(),
+        remark=remark,
     )
     if outcome is None:  # a process that does not lead its team
         _leave_team_at_once(0)
@@ -133,6 +134,18 @@ def run(words: Sequence[str]) -> None:
     else:
         suggest("Next", "qknorm", "score", arguments.run, "--split", "test")
     _leave_team_at_once(0)
+
+
+def _fit_to_device(words: list[str], arguments: AnyArguments) -> tuple[AnyArguments, str]:
+    """On a CPU the small preset and a remark on it, unless one was asked for, or a file to go over one."""
+    from qknorm.training.parallel import choose_device
+
+    chosen = arguments.resume or arguments.config is not None or _value_of(words, "--preset") is not None
+    if chosen or choose_device(arguments.device).type != "cpu":
+        return arguments, ""
+    small = WITHOUT_A_GPU[arguments.preset]
+    remark = f"on a CPU the default is the preset {small}; the one for a GPU is --preset {arguments.preset}"
+    return _parse([*words, "--preset", small]), remark
 
 
 def _check_export(arguments: Arguments, target: Target) -> None:

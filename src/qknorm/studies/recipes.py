@@ -197,6 +197,9 @@ PRESETS: dict[str, Callable[[], AnyTrain]] = {
     },
 }
 
+WITHOUT_A_GPU = {"low-resource": "low-resource-small", "character-lm": "character-lm-small"}
+"""What takes the place of a default on a CPU, which would be at it for days."""
+
 
 def preset(name: str) -> AnyTrain:
     """The settings of this name."""
