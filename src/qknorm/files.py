@@ -57,6 +57,19 @@ def is_device(path: Path) -> bool:
     return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
+def takes_what_is_written(path: Path) -> bool:
+    """Whether a device, a pipe or an open file of this process can be written to."""
+    number = _descriptor(path)
+    if number is None:
+        return os.access(path, os.W_OK)
+    import fcntl  # whoever has such numbers has it
+
+    try:
+        return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
+
+
 def _descriptor(path: Path) -> int | None:
     """The number of an open file of this process, for /dev/stdout, /dev/fd/3 and links to such; else None."""
     own = Path("/dev/fd"), Path(f"/proc/{os.getpid()}/fd")

@@ -80,8 +80,17 @@ def test_a_name_that_cannot_become_a_file_is_refused_before_the_work(tmp_path: P
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot be written, since .*file takes no files"):
         translate.run(["run", "--output", str(tmp_path / "file" / "below" / "out")])
-    with pytest.raises(InputError, match="run is no run folder"):
-        translate.run(["run", "--output", str(tmp_path / "new" / "out")])
+    (tmp_path / "link").symlink_to(tmp_path / "file" / "below")
+    with pytest.raises(InputError, match=r"cannot be written, since .*file takes no files"):
+        translate.run(["run", "--output", str(tmp_path / "link")])
+    with (tmp_path / "file").open() as read:
+        for number in (read.fileno(), 9_999):
+            with pytest.raises(InputError, match=f"--output /dev/fd/{number} is not open for writing"):
+                translate.run(["run", "--output", f"/dev/fd/{number}"])
+    with (tmp_path / "file").open("w") as written:
+        for good in (tmp_path / "new" / "out", "/dev/null", f"/dev/fd/{written.fileno()}"):
+            with pytest.raises(InputError, match="run is no run folder"):
+                translate.run(["run", "--output", str(good)])
 
 
 def test_a_packed_name_is_packed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from qknorm.decoding.texts import AnyTranslator, check_nbest
 from qknorm.errors import InputError
 from qknorm.export import ENGINES, load_engine
 from qknorm.export.card import engine_of
-from qknorm.files import atomic_path, is_device
+from qknorm.files import atomic_path, is_device, takes_what_is_written
 from qknorm.text.readers import decode_lines, read_lines
 
 if TYPE_CHECKING:  # these import PyTorch, which other engines do without
@@ -195,6 +195,8 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"--output {path} is a folder; name a file, such as {path / 'translations.txt'}")
     if is_device(path):
+        if not takes_what_is_written(path):
+            raise InputError(f"--output {path} is not open for writing; name a file, or leave it out")
         return
     parents = Path(os.path.realpath(path)).parents
     folder = next(each for each in parents if each.exists())  # what is missing below it is made
