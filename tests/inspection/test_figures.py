@@ -158,6 +158,14 @@ def test_a_picture_of_one_model_names_it(tmp_path: Path) -> None:
     assert {"Encoder self-attention, layer 1", "qknorm", "head 2"} <= set(words)
 
 
+@pytest.mark.parametrize("name", ["qknorm", "a folder with a name that is much too long for/any title/runs/qknorm"])
+def test_the_name_of_one_model_leaves_room_for_the_tokens(name: str, tmp_path: Path) -> None:
+    draw_heads(Report([make_look(name, heads=2)]), tmp_path / "heads.png")
+    picture = imread(tmp_path / "heads.png")[..., :3]
+    for edge in (picture[-2:], picture[:2], picture[:, :2], picture[:, -2:]):
+        assert edge.min() == 1.0, "nothing is cut off"
+
+
 def test_of_many_heads_the_first_four_are_drawn_and_no_more_than_both_models_have(tmp_path: Path) -> None:
     for heads, drawn in (((6, 5), 4), ((6, 2), 2)):
         draw_heads(Report([make_look("m", heads=count) for count in heads]), tmp_path / "heads.svg")

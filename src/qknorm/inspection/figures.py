@@ -38,6 +38,7 @@ COURSES = {"scales": "Scale g", "logits": "Largest |logit|"}
 MOST_COLUMNS = 4
 CELL_INCHES = 0.27
 LETTER_INCHES = 0.085
+TITLE_INCHES = 0.25
 NUMBERS_UP_TO = 15  # more rows or columns leave no room for numbers in the cells
 KIND_COLOURS = ("#2b72b0", "#c2500c", "#2c8a57", "#7a4fb0")
 ROLE_COLOURS = dict(
@@ -111,7 +112,9 @@ def draw_heads(report: Report, path: Path, *, attention: str | None = None) -> N
     wanted = range(min(MOST_COLUMNS, *(one.heads for _, one in shown)))
     widest = max((each.tokens[one.keys] for each, one in shown), key=len)
     tallest = max((each.tokens[one.queries] for each, one in shown), key=len)
-    figure = _figure(_figure_size(len(wanted), len(shown), widest, tallest))
+    width, height = _figure_size(len(wanted), len(shown), widest, tallest)
+    alone = len(shown) == 1
+    figure = _figure((width, height + TITLE_INCHES if alone else height))
     image: Any = None
     panels = []
     for line, (model, (each, one)) in enumerate(zip(report.models, shown, strict=True)):
@@ -120,12 +123,12 @@ def draw_heads(report: Report, path: Path, *, attention: str | None = None) -> N
             panels.append(axes)
             keys, queries = each.tokens[one.keys], each.tokens[one.queries]
             image = _draw_cells(axes, one.weights[head], keys, queries, at_left=column == 0)
-            title = f"{model.name}, head {head + 1}" if len(shown) > 1 else f"head {head + 1}"
+            title = f"head {head + 1}" if alone else f"{model.name}, head {head + 1}"
             axes.set_title(title, fontsize="medium", pad=8, parse_math=False)
     _add_bar(figure, image, panels, "attention weight")
     kind, layer = split_name(name)
-    alone = f"\n{report.models[0].name}" if len(shown) == 1 else ""
-    _entitle(figure, f"{kind[:1].upper()}{kind[1:]}-attention, layer {layer + 1}{alone}")
+    title = f"{kind[:1].upper()}{kind[1:]}-attention, layer {layer + 1}"
+    _entitle(figure, f"{title}\n{_end_of(report.models[0].name, width)}" if alone else title)
     save_figure(figure, path)
 
 
@@ -285,6 +288,12 @@ def _figure(inches: tuple[float, float]) -> Figure:
     figure = Figure(figsize=inches, dpi=130, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
     FigureCanvasAgg(figure)
     return figure
+
+
+def _end_of(name: str, inches: float) -> str:
+    """A name as a title of at most this width: the end of a long one, where paths differ."""
+    most = int(inches / (1.5 * LETTER_INCHES))
+    return name if len(name) <= most else f"…{name[-most:]}"
 
 
 def _entitle(figure: Figure, title: str) -> None:
