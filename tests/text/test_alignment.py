@@ -87,6 +87,11 @@ def test_a_corpus_that_is_there_several_times_raises_no_alarm(times):
     assert not order_of(made_up_corpus(3_000 // times) * times).is_doubtful()
 
 
+def test_a_short_corpus_that_is_there_many_times_raises_no_alarm():
+    assert not order_of(made_up_corpus(73) * 20).is_disordered()
+    assert not order_of(made_up_corpus(32) * 20).is_doubtful()
+
+
 def test_a_corpus_followed_by_itself_in_capitals_raises_no_alarm():
     corpus = made_up_corpus(1_500)
     capitals = [(source.upper().rstrip("."), target.upper().rstrip(".")) for source, target in corpus]

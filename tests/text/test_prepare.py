@@ -179,7 +179,7 @@ def test_a_catalogue_that_its_header_turns_around_is_told_of(tmp_path):
     report = prepare(settings.model_copy(update={"cleaning": Cleaning(drop_overlap=False)}), tmp_path / "out")
     why = "read from msgstr to msgid because the header's Language: names gl, the source; if that is wrong, correct the"
     told = [f"{paths[0]} was {why} header", f"{paths[0]} and 1 more catalogue were {why} header"]
-    unknown = f"{paths[3]} was read from msgid as gl to msgstr as en, for the header's Language: names neither; "
+    unknown = f"{paths[3]} was read from msgid as gl to msgstr as en, for the header's Language: tells neither; "
     assert report.warnings[:2] == told and report.warnings[2].startswith(unknown) and len(report.warnings) == 3
     train = pairs_in(PreparedData.load(tmp_path / "out"), "train")
     assert train == [("hello", "a ola"), ("hello", "b ola"), ("c ola", "hello"), ("d ola", "hello")]

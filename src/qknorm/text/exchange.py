@@ -13,7 +13,7 @@ Sides = tuple[str, str]
 Heading = Literal["source", "target", "neither"]
 """Whose language the header of a gettext catalogue names."""
 Headed = Callable[[Path, Heading], None]
-"""Told of a catalogue that is read from its translations to what was translated."""
+"""Told of every catalogue, and of whose language its header names."""
 
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _CODE_ELEMENTS = {"bpt", "ept", "it", "ph", "ut"}  # what they hold is markup of the original document, not text

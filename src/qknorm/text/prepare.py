@@ -333,7 +333,7 @@ def _explain_headings(catalogues: Mapping[Heading, Sequence[Path]], source: str,
         )
     if unknown := catalogues["neither"]:
         told.append(
-            f"{_listed(unknown)} read from msgid as {source} to msgstr as {target}, for the header's Language: names "
+            f"{_listed(unknown)} read from msgid as {source} to msgstr as {target}, for the header's Language: tells "
             "neither; if it is the other way round, set it to the language of msgstr"
         )
     return told
