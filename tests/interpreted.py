@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 
+def require_kernels() -> None:
+    """Skips a test where there are no kernels: without Triton, or with a PyTorch that is too old for them."""
+    from qknorm.attention.availability import HAS_KERNELS
+
+    if not HAS_KERNELS:
+        pytest.skip("needs Triton, and PyTorch 2.9 or newer")
+
+
 def run_in_interpreter(*cases: Path) -> None:
     """Runs files of cases in a process of their own; fails with what it printed."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     settings = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, cases)],

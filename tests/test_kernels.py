@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from interpreted import run_in_interpreter
+from interpreted import require_kernels, run_in_interpreter
 
 CASES = sorted(Path(__file__).parent.glob("*/fused*_cases.py"))
 PAIRS = [CASES[first :: len(CASES) // 2] for first in range(len(CASES) // 2)]
@@ -28,5 +28,5 @@ def test_the_kernels_in_tritons_interpreter(cases: list[Path]) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
 def test_the_kernels_on_the_gpu(cases: Path) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     assert pytest.main(["-q", str(cases)]) == 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from foreign_models import bert, library, llama, timm_vit
 from qknorm.attention import MultiheadAttention, QKNorm
 from qknorm.attention.adopt import adopt
+from qknorm.attention.adopting.hugging_face import _reads
 
 WIDTH, HEADS = 16, 4
 
@@ -231,3 +232,29 @@ def test_an_eager_function_that_takes_no_scale_is_not_used() -> None:
         model(x)
     with pytest.raises(ValueError, match=r"every one is left as it is \(its eager attention divides by √d"):
         adopt(Llama4Vision("eager"), scale_init=5.0)
+
+
+def test_whether_a_function_uses_what_it_is_given() -> None:
+    def by_name(query: Tensor, scaling: float) -> Tensor:
+        return query * scaling
+
+    def in_vain(query: Tensor, scaling: float) -> Tensor:
+        return query
+
+    def among_the_rest(query: Tensor, *args: Any, **rest: Any) -> Tensor:
+        return by_name(query, **rest)
+
+    def drops_the_rest(query: Tensor, *args: Any, **rest: Any) -> Tensor:  # as GPT-2's did in transformers 5.1
+        return query
+
+    uses = {by_name: True, in_vain: False, among_the_rest: True, drops_the_rest: False}
+    assert {function: _reads(function, "scaling") for function in uses} == uses
+
+
+def test_an_old_transformers_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = library("transformers")
+    attention = type("OldAttention", (nn.Module,), {"__module__": "transformers.models.old"})()
+    for version, told in (("4.57.1", "transformers 4.57.1 is too old"), ("5.22.2", "does not go through")):
+        monkeypatch.setattr(transformers, "__version__", version)
+        with pytest.raises(ValueError, match=told):
+            adopt(nn.Sequential(attention), length=8)

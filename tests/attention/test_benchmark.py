@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from interpreted import require_kernels
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "attention.py"
 
 
 def test_padded_sources_are_like_those_of_a_development_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     monkeypatch.syspath_prepend(SCRIPT.parent)
     decoding = importlib.import_module("attention_decoding")
     lengths = decoding.source_lengths(693)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from interpreted import require_kernels
 from qknorm import MultiheadAttention
 from qknorm.attention import KeyValueCache
-
-pytest.importorskip("triton", reason="triton is not installed")
+from qknorm.attention.availability import INTERPRETED
 
 SM_86 = 101_376
 """Bytes of shared memory that a program can have on compute capability 8.6, 8.9 and 12.0; 8.0 and 9.0 have more."""
@@ -17,13 +17,14 @@ SM_86 = 101_376
 
 def compiled_for(capability: int, d: int, rows: int, *, mask: str = "*bf16", **flags: Any) -> Any:
     """The kernel for rows that share a key head, with strides that are multiples of 16, as caches have."""
+    require_kernels()
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from qknorm.attention.fused_decode import decode_kernel, launch_for
 
-    if triton.knobs.runtime.interpret:
+    if INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
     keys, warps, stages = launch_for(rows, d, 256)
     sizes = {"D": d, "BLOCK_D": d, "GROUP": rows // 4, "ROWS": rows, "KEYS": keys, "mask_s": 1}

@@ -265,6 +265,27 @@ def test_a_compiled_module_takes_the_mask_as_it_comes() -> None:
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("dynamic", "times"), [(None, 3), (True, 1)])  # by itself: at first, for b, for t
+def test_a_compiled_module_is_not_compiled_for_every_shape_anew(dynamic: bool | None, times: int) -> None:
+    graphs = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    module = MultiheadAttention(16, 4, batch_first=True, backend="sdpa")
+    torch.compiler.reset()
+    compiled = torch.compile(copy.deepcopy(module), backend=keep, fullgraph=True, dynamic=dynamic)
+    for b, t in ((2, 5), (3, 5), (3, 7), (4, 9), (6, 8), (5, 11)):
+        x, padding = torch.randn(b, t, 16), torch.zeros(b, t, dtype=torch.bool)
+        padding[0, t - 2 :] = True
+        found, expected = (
+            each(x, x, x, key_padding_mask=padding, need_weights=False)[0] for each in (compiled, module)
+        )
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    assert len(graphs) == times
+
+
 class Reader(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()

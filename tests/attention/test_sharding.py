@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="before PyTorch 2.9 FSDP adds up wrongly on the CPU")
 def test_shares_of_an_adopted_model_learn_what_the_whole_does() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     work = Path(__file__).with_name("sharding_work.py")

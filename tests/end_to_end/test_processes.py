@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tasks import Tiny, environment, metrics, succeed
+
+from qknorm.training.parallel import OLDEST_WITH_FSDP
 
 STEPS = 40
 OPTIONS = ["--device=cpu", "--training.max-steps=40", "--training.evaluate-every=10", "--training.log-every=4"]
@@ -75,6 +78,7 @@ def test_ddp_stopped_and_resumed_equals_one_process(tiny: Tiny, alone: list[dict
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < OLDEST_WITH_FSDP, reason="PyTorch is too old for fsdp")
 def test_fsdp_resumed_equals_one_process(
     tiny: Tiny, alone: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from interpreted import require_kernels
 from qknorm.config import Model
+from qknorm.models import fused_run
 from qknorm.models.fused_run import FlatParameters, current_run, kernels_apply, use_fused
 from qknorm.models.translator import Translator
 
@@ -74,10 +76,12 @@ def test_what_cannot_be_laid_side_by_side_is_refused() -> None:
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter runs kernels anywhere")
 def test_on_gpus_before_ampere_everything_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     for capability, applies in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, found=capability: found)
         assert kernels_apply(torch.device("cuda", 0)) is applies
+    monkeypatch.setattr(fused_run, "HAS_KERNELS", False)
+    assert not kernels_apply(torch.device("cuda", 0)), "PyTorch is too old for them"
 
 
 def test_parameters_that_are_not_all_learned_are_not_laid_side_by_side() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from interpreted import require_kernels
 from qknorm.models.launches import LAUNCHES, Launch
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "step_kernels.py"
@@ -39,7 +40,7 @@ def test_kernels_that_do_not_walk_over_tiles_have_a_program_for_each() -> None:
 
 @pytest.mark.slow
 def test_the_benchmark_that_compares_launches_runs() -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--smoke", "--tune"],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from interpreted import require_kernels
+from qknorm.attention.availability import INTERPRETED
+
 SM_86 = 101_376
 """Bytes of shared memory that a program can have on compute capability 8.6, 8.9 and 12.0; 8.0 and 9.0 have more."""
 
@@ -14,11 +17,11 @@ KINDS = {"mask_ptr": "*i1", "seed_ptr": "*i64"}
 
 def shared_memory(kernel: Any, half: str, warps: int, fixed: dict[str, Any]) -> int:
     """Bytes that a program takes, compiled for compute capability 8.6; tensors are aligned, as from PyTorch."""
-    triton = pytest.importorskip("triton", reason="triton is not installed")
+    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if triton.knobs.runtime.interpret:
+    if INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
 
     def kind_of(name: str) -> str:
@@ -42,7 +45,7 @@ def shared_memory(kernel: Any, half: str, warps: int, fixed: dict[str, Any]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("length", "d", "group"), [(128, 64, 1), (128, 64, 4), (64, 128, 4), (32, 256, 4)])
 def test_the_backward_of_short_attention(length: int, d: int, group: int) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     from qknorm.attention.fused_small import small_backward_kernel
     from qknorm.attention.fused_tuning import is_short, small_warps
 
@@ -56,7 +59,7 @@ def test_the_backward_of_short_attention(length: int, d: int, group: int) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [512, 2_048, 4_096])
 def test_the_backward_of_sum_and_norm(width: int) -> None:
-    pytest.importorskip("triton", reason="triton is not installed")
+    require_kernels()
     from qknorm.models.fused_kernels import LAYER, add_norm_backward
     from qknorm.models.launches import LAUNCHES
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from qknorm.config import Attention, Model
 from qknorm.errors import InputError
 from qknorm.models.translator import Translator
-from qknorm.training.parallel import SpreadModel
+from qknorm.training import parallel
+from qknorm.training.parallel import SpreadModel, Team
 
 TINY = {"width": 16, "feed_forward": 24, "encoder_layers": 1, "decoder_layers": 1, "heads": 4}
 
@@ -45,3 +47,10 @@ def test_weights_of_another_make_are_refused_with_what_differs(changed: dict[str
     model = Translator(30, Model(**TINY | changed), scale_init=5.0)
     with pytest.raises(InputError, match=rf"does not fit the model: {told}"):
         SpreadModel(model, model).restore(spread(2.0).weights(), {}, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_fsdp_is_refused_where_pytorch_is_too_old_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0+cpu"))
+    team = Team(0, 2, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"fsdp needs PyTorch 2\.9 or newer, and this is 2\.8\.0\+cpu; give ddp"):
+        parallel.spread(Translator(30, Model(**TINY), scale_init=5.0), team, "fsdp")

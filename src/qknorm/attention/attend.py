@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qknorm.attention.arguments import by_head, by_key_head, check_shapes, computed_in, hidden_in, ready
-from qknorm.attention.availability import HAS_TRITON, why_no_kernels
+from qknorm.attention.availability import HAS_KERNELS, why_no_kernels
 from qknorm.attention.dropout import dropout as drop_out
 from qknorm.attention.masks import Visibility, all_see, plain_mask, with_causal
 from qknorm.attention.norm import Backend, check_p, lp_normalize, normalize_and_scale, scale_by
@@ -245,7 +245,7 @@ def _takes_few(
     dropout: float,
 ) -> bool:
     """Whether `auto` takes the kernel of `fused_decode` for this input."""
-    if not HAS_TRITON or not may_fuse("auto", q_bhtd):
+    if not HAS_KERNELS or not may_fuse("auto", q_bhtd):
         return False
     return few_refusal(q_bhtd, k_bhsd, v_bhsd, scale=scale, mask=mask, is_causal=is_causal, dropout=dropout) is None
 
@@ -345,7 +345,9 @@ def _attend_sdpa(
     q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, mask: Tensor | Visibility | None, is_causal: bool, dropout: float
 ) -> Tensor:
     """PyTorch's kernels on a q that carries the scale already, so that flash and memory-efficient ones stay usable."""
-    grouped = bool(q_bhtd.shape[1] != k_bhsd.shape[1])  # a tensor while torch.jit.trace looks on
+    grouped = False
+    if q_bhtd.shape[1] != k_bhsd.shape[1]:  # a tensor while torch.jit.trace looks on, and a symbol for torch.compile
+        grouped = True
     t, s = q_bhtd.shape[-2], k_bhsd.shape[-2]
     if is_causal and t == 1:
         is_causal = False  # one query, at the end, sees every key

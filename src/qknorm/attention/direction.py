@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qknorm.attention.values import derives_forward, may_look_at
+from qknorm.attention.values import derives_forward, is_exporting, may_look_at
 
 SQUARES_FROM, SQUARES_TO = 1e-15, 1e15
 """Lengths whose squares, and those of entries that count beside them, float32 holds in full."""
@@ -16,8 +16,9 @@ def direction_of(x: Tensor, p: float | Tensor, dim: int, eps: float) -> Tensor:
     """x/‖x‖ₚ along `dim`; a row whose largest entry is at most `eps` comes out as zeros."""
     if derives_forward():  # a `jvp` of our own would be too much for torch.compile, and is not derived again
         return _direction_by_parts(x, p, dim, eps)
-    if not torch.is_grad_enabled():
-        return _Direction.forward(x, p, dim, eps)[0]  # spares decoding the bookkeeping
+    if not torch.is_grad_enabled() or is_exporting():
+        # spares decoding the bookkeeping; before PyTorch 2.10 no function of our own is exported with free shapes
+        return _Direction.forward(x, p, dim, eps)[0]
     found: Tensor = _Direction.apply(x, p, dim, eps)[0]  # type: ignore[no-untyped-call]
     return found
 
@@ -94,7 +95,7 @@ def _plain_direction(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor] |
 
     There a look at the lengths costs nothing; a GPU would have to be waited for.
     """
-    if x.device.type != "cpu" or not x.numel() or not may_look_at(x):
+    if x.device.type != "cpu" or not may_look_at(x) or not x.numel():  # a compiler would hold on to the number
         return None
     length = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
     low, high = length.aminmax()

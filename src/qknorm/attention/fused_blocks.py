@@ -7,9 +7,11 @@ Letters in names: t queries and s keys in time, d head dimension. Logits are in 
 import triton
 import triton.language as tl
 
+from qknorm.attention import availability
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 TINY = tl.constexpr(1.1754943508222875e-38)
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+INTERPRETED = tl.constexpr(availability.INTERPRETED)
 
 
 @triton.jit

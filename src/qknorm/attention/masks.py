@@ -35,8 +35,11 @@ def check_mask(mask: Tensor, b: int, h: int, t: int, s: int) -> None:
     Its last dimensions are to be 1, or those of (b, h, t, s).
     """
     check_dtype(mask, "the mask", "may attend")
-    fits = all(have in (1, want) for have, want in zip(reversed(mask.shape), (s, t, h, b), strict=False))
-    if mask.dim() > 4 or not fits:
+    fits = mask.dim() <= 4
+    # a loop, since compilers before PyTorch 2.10 read neither all() of a generator nor zip() of two lengths
+    for have, want in zip(mask.shape[-4:], (b, h, t, s)[max(0, 4 - mask.dim()) :], strict=True):
+        fits = fits and (have == 1 or have == want)
+    if not fits:
         raise ValueError(f"the mask's shape {tuple(mask.shape)} does not fit (batch, heads, t, s) = {(b, h, t, s)}")
 
 

@@ -4,6 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+"""Whether torch.export looks on; PyTorch 2.6 does not tell it from torch.compile."""
+
 
 def may_look_at(*tensors: Tensor) -> bool:
     """Whether these hold numbers of their own, and nobody follows what is done with them to repeat it with others."""

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import fields
 from typing import Any, get_origin
 
@@ -53,6 +53,11 @@ def _refuse_repeated(kind: Any, words: Sequence[str]) -> None:
             raise InputError(f"{option} is given more than once; name all after the first: {option} A B")
 
 
+def drawn(bars: Progress) -> AbstractContextManager[object]:
+    """Draws the bars on a terminal; elsewhere nothing, where rich before 14.3 would still end with an empty line."""
+    return nullcontext() if bars.disable else bars
+
+
 @contextmanager
 def progress_bar(transient: bool = True) -> Iterator[OnProgress]:
     """A callback (stage, done, total or None) that draws a bar for each stage, on standard error."""
@@ -66,7 +71,7 @@ def progress_bar(transient: bool = True) -> Iterator[OnProgress]:
         disable=not errors.is_terminal,
     )
     stages: dict[str, object] = {}
-    with bar:
+    with drawn(bar):
 
         def show(stage: str, done: int, total: int | None) -> None:
             if stage not in stages:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text as Words
 
-from qknorm.cli.display import console, errors, parse, suggest, warn
+from qknorm.cli.display import console, drawn, errors, parse, suggest, warn
 from qknorm.cli.grid_display import draw_table, tell_page
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
@@ -199,11 +199,15 @@ def _gather(arguments: Arguments) -> "StudyFolder":
 
 def _layers(arguments: Arguments, device: "torch.device") -> "Layers":
     """As asked for; else our own kernels where they run."""
+    from qknorm.attention.availability import OLDEST_WITH_KERNELS
     from qknorm.models.fused_run import kernels_apply
 
     able = device.type == "cuda" and kernels_apply(device)
     if arguments.layers == "fused" and not able:
-        raise InputError(f"--layers fused needs Triton and a GPU since Ampere, which {device} is not; give plain")
+        raise InputError(
+            f"--layers fused needs a GPU since Ampere, Triton and PyTorch {OLDEST_WITH_KERNELS} or newer; "
+            f"{device} lacks one of them here; give plain"
+        )
     return arguments.layers or ("fused" if able else "plain")
 
 
@@ -224,7 +228,7 @@ def _progress(total: int, before: int) -> Iterator["OnNews"]:
         disable=not errors.is_terminal,
     )
     tasks: dict[str, TaskID] = {}
-    with bars:
+    with drawn(bars):
         whole = bars.add_task("runs", total=total, completed=before, loss="")
 
         def show(news: "News") -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from qknorm.attention.availability import HAS_TRITON, INTERPRETED
+from qknorm.attention.availability import HAS_KERNELS, INTERPRETED
 from qknorm.attention.sharing import share
 from qknorm.models.beside import Beside
 
@@ -199,7 +199,7 @@ def is_as_made(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 def kernels_apply(device: torch.device) -> bool:
     """Whether Triton kernels can run there: on a GPU since Ampere, or anywhere in Triton's interpreter."""
     able = INTERPRETED or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0))
-    return able and HAS_TRITON
+    return able and HAS_KERNELS
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -13,6 +13,9 @@ from qknorm.errors import InputError
 from qknorm.models.language_model import LanguageModel
 from qknorm.models.translator import Translator
 
+OLDEST_WITH_FSDP = "2.9"
+"""Earlier ones cannot put shares back, or on the CPU add gradients up wrongly."""
+
 
 @dataclass(frozen=True)
 class Team:
@@ -170,6 +173,11 @@ def spread(model: Translator | LanguageModel, team: Team, how: str) -> SpreadMod
     if team.size == 1:
         return SpreadModel(model, model)
     if how == "fsdp":
+        if torch.__version__ < OLDEST_WITH_FSDP:
+            raise InputError(
+                f"training.parallel fsdp needs PyTorch {OLDEST_WITH_FSDP} or newer, and this is {torch.__version__}; "
+                f"give ddp"
+            )
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
         numbers = _turn_numbers_into_vectors(model)

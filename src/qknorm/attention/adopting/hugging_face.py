@@ -25,6 +25,8 @@ from qknorm.attention.masks import causal_mask
 from qknorm.attention.norm import QKNorm
 
 NAME = "qknorm"
+OLDEST = 5
+"""The first transformers whose interface can be asked which attention a model is set to."""
 _SEVERAL = "several"  # each attention has its own, in its state
 _DISPATCHING = {"ALL_ATTENTION_FUNCTIONS", "get_interface", "config", "_attn_implementation"}
 _NO_SCALE = (
@@ -48,6 +50,9 @@ class HuggingFace:
         if _dispatcher(type(module)) is None:
             if "Attention" not in type(module).__name__:
                 return None
+            version = importlib.import_module("transformers").__version__
+            if int(version.partition(".")[0]) < OLDEST:
+                return f"transformers {version} is too old; its attention can be changed from {OLDEST} on"
             return f"transformers' {type(module).__name__} does not go through the library's attention interface"
         if (norm := own_norm(module)) is not None:
             return f"normalises queries and keys already ({norm})"
@@ -216,10 +221,13 @@ def _eager_function(dispatcher: Any) -> Any:
 
 
 def _reads(function: Any, name: str) -> bool:
-    """Whether the code of a function uses what it is given under this name, or takes that on unnamed."""
+    """Whether the code of a function uses what it is given under this name, or unnamed among the rest."""
     code = inspect.unwrap(function).__code__
-    if name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-        return True
+    named = code.co_argcount + code.co_kwonlyargcount
+    if name not in code.co_varnames[:named]:
+        if not code.co_flags & inspect.CO_VARKEYWORDS:
+            return True  # what it does not take, it is not given in silence
+        name = code.co_varnames[named + bool(code.co_flags & inspect.CO_VARARGS)]
     loads = (each.argval for each in dis.get_instructions(code) if each.opname.startswith("LOAD_"))
     return any(name in loaded if isinstance(loaded, tuple) else name == loaded for loaded in loads)
 
