@@ -13,12 +13,12 @@ from qknorm.training import fit
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AnyTrain, str]]:
-    """The settings of every training, with the remark on them, in place of the training."""
-    begun: list[tuple[AnyTrain, str]] = []
+def given(monkeypatch: pytest.MonkeyPatch) -> list[AnyTrain]:
+    """The settings of every training, in place of the training."""
+    begun: list[AnyTrain] = []
 
-    def train(data: Path, run: Path, settings: AnyTrain, *, remark: str, **_: Any) -> None:
-        begun.append((settings, remark))
+    def train(data: Path, run: Path, settings: AnyTrain, **_: Any) -> None:
+        begun.append(settings)
 
     monkeypatch.setattr(fit, "train", train)
     return begun
@@ -26,19 +26,22 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[AnyTrain, str]]:
 
 @pytest.mark.parametrize(("name", "small"), [("data", "low-resource-small"), ("text.txt", "character-lm-small")])
 def test_on_a_cpu_the_default_is_the_small_preset_and_says_so(
-    name: str, small: str, given: list[tuple[AnyTrain, str]], tmp_path: Path
+    name: str, small: str, given: list[AnyTrain], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("To be", encoding="utf-8")
     run = ["--run", str(tmp_path / "run"), "--device", "cpu", "--training.seed", "3"]
     main(["train", str(tmp_path / name), *run])
     expected, large = preset(small), small.removesuffix("-small")
     seeded = expected.training.model_copy(update={"seed": 3})
-    remark = f"on a CPU the default is the preset {small}; the one for a GPU is --preset {large}"
-    assert given == [(expected.model_copy(update={"training": seeded}), remark)]
+    note = f"note: on a CPU the default is the preset {small}; the one for a GPU is --preset {large}\n"
+    assert capsys.readouterr().err == note
+    main(["train", str(tmp_path / name), *run, "--quiet"])
+    assert not capsys.readouterr().err
+    assert given == [expected.model_copy(update={"training": seeded})] * 2
 
 
 def test_a_preset_that_is_asked_for_or_a_file_is_kept_on_a_cpu_and_a_gpu_has_the_large_one(
-    given: list[tuple[AnyTrain, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: list[AnyTrain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.toml").write_text("[model]\nheads = 8\n", encoding="utf-8")
     words = ["train", str(tmp_path / "data"), "--run", str(tmp_path / "run")]
@@ -47,5 +50,5 @@ def test_a_preset_that_is_asked_for_or_a_file_is_kept_on_a_cpu_and_a_gpu_has_the
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     main([*words, "--device", "cuda"])
     large = preset("low-resource").model
-    models = [large, large, large.model_copy(update={"heads": 8}), large]
-    assert [(settings.model, remark) for settings, remark in given] == [(model, "") for model in models]
+    assert [settings.model for settings in given] == [large, large, large.model_copy(update={"heads": 8}), large]
+    assert not capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from qknorm.cli.display import console, parse, suggest
+from qknorm.cli.display import console, parse, suggest, warn
 from qknorm.config import AnyTrain, Train, TrainLanguageModel, read_settings
 from qknorm.errors import InputError
 from qknorm.export import Target
@@ -98,7 +98,7 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
-    arguments, remark = _fit_to_device(list(words), _parse(list(words)))
+    arguments = _fit_to_device(list(words), _parse(list(words)))
     from qknorm.inspection.observer import AttentionObserver  # these import PyTorch, which help does without
     from qknorm.training.fit import train
 
@@ -112,7 +112,6 @@ def run(words: Sequence[str]) -> None:
         device=arguments.device,
         quiet=arguments.quiet,
         observer=AttentionObserver(),
-        remark=remark,
     )
     if outcome is None:  # a process that does not lead its team
         _leave_team_at_once(0)
@@ -136,16 +135,17 @@ def run(words: Sequence[str]) -> None:
     _leave_team_at_once(0)
 
 
-def _fit_to_device(words: list[str], arguments: AnyArguments) -> tuple[AnyArguments, str]:
-    """On a CPU the small preset and a remark on it, unless one was asked for, or a file to go over one."""
+def _fit_to_device(words: list[str], arguments: AnyArguments) -> AnyArguments:
+    """On a CPU the small preset, with a note on it, unless one was asked for, or a file to go over one."""
     from qknorm.training.parallel import choose_device
 
     chosen = arguments.resume or arguments.config is not None or _value_of(words, "--preset") is not None
     if chosen or choose_device(arguments.device).type != "cpu":
-        return arguments, ""
+        return arguments
     small = WITHOUT_A_GPU[arguments.preset]
-    remark = f"on a CPU the default is the preset {small}; the one for a GPU is --preset {arguments.preset}"
-    return _parse([*words, "--preset", small]), remark
+    if not arguments.quiet and os.environ.get("RANK", "0") == "0":  # torchrun's other processes have the same to say
+        warn(f"on a CPU the default is the preset {small}; the one for a GPU is --preset {arguments.preset}")
+    return _parse([*words, "--preset", small])
 
 
 def _check_export(arguments: Arguments, target: Target) -> None:
