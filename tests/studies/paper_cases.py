@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qknorm import files
 from qknorm.config import Prepare, Subwords, Train
-from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result, View, add_device_seconds, look
+from qknorm.studies.grid.jobs import TRANSLATIONS, Job, Result, View, begin_count, end_count, look
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.studies.grid.work import do
 from qknorm.studies.recipes import change
@@ -69,7 +69,8 @@ def finish(job: Job, data: PreparedData, wrong: int, seconds: float = 60.0, of_d
     files.write_text(job.folder / TRANSLATIONS, "".join(f"{line}\n" for line in translations))
     made_by = {"device": "cpu", "versions": {"torch": "2", "qknorm": "0"}, "commit": None, "code": job.code}
     if of_device is not None:
-        add_device_seconds(job.folder, of_device)
+        begin_count(job.folder)
+        end_count(job.folder, of_device)
     Result("finished", "the end", seconds, 100, 50, 90.0 - wrong, 1_000, scores, made_by).write(job.folder)
 
 

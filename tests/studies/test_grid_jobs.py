@@ -8,12 +8,17 @@ from qknorm.errors import InputError
 from qknorm.studies.grid import jobs
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import (
+    DEVICE_TIME,
     RESULT,
+    RUN,
     TRANSLATIONS,
     Job,
     Result,
+    begin_count,
     code_version,
+    end_count,
     look,
+    read_device_seconds,
     read_result,
     read_translations,
     unfinished,
@@ -98,6 +103,49 @@ def test_states_are_what_the_folder_says(data, tmp_path):
     view = look(job)
     assert (view.state, view.step, view.seconds, view.test_bleu) == ("finished", 100, 60.0, pytest.approx(100))
     assert unfinished([job]) == []
+
+
+def test_what_a_job_took_of_its_device_is_told_where_all_of_it_was_counted(tmp_path):
+    end_count(tmp_path, 1.0)
+    assert read_device_seconds(tmp_path) is None, "its process ended before it began"
+    begin_count(tmp_path)
+    assert read_device_seconds(tmp_path) is None
+    (tmp_path / RUN).mkdir()
+    end_count(tmp_path, 2.0)
+    assert read_device_seconds(tmp_path) == 2.0
+    begin_count(tmp_path)
+    end_count(tmp_path, 3.0)
+    assert read_device_seconds(tmp_path) == 5.0
+    begin_count(tmp_path)
+    begin_count(tmp_path)  # the first one was killed, or another has begun the same
+    end_count(tmp_path, 1.0)
+    assert read_device_seconds(tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"device_seconds'])
+def test_a_run_that_was_begun_without_a_count_has_none(tmp_path, damage):
+    (tmp_path / RUN).mkdir()
+    (tmp_path / DEVICE_TIME).write_text(damage)
+    begin_count(tmp_path)
+    end_count(tmp_path, 1.0)
+    assert read_device_seconds(tmp_path) is None
+
+
+def test_where_a_count_cannot_be_written_it_is_not_known(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    begin_count(tmp_path)
+    (tmp_path / RUN).mkdir()
+    end_count(tmp_path, 2.0)
+    with monkeypatch.context() as there:
+        there.setattr(jobs.files, "write_json", full)
+        begin_count(tmp_path)
+        end_count(tmp_path, 2.0)
+    assert read_device_seconds(tmp_path) is None
+    begin_count(tmp_path)
+    end_count(tmp_path, 2.0)
+    assert read_device_seconds(tmp_path) is None
 
 
 def test_progress_is_read_from_the_end_of_the_metrics(data, tmp_path):

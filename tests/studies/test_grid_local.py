@@ -16,8 +16,9 @@ from qknorm.cli.grid_display import tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.grid import local
 from qknorm.studies.grid.claims import CLAIM, take
-from qknorm.studies.grid.jobs import Job, look, read_device_seconds, read_result
+from qknorm.studies.grid.jobs import Job, begin_count, look, read_device_seconds, read_result
 from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
+from qknorm.studies.grid.work import do
 from qknorm.training.translation import CORES, choose_workers
 
 RESULT = """
@@ -78,6 +79,8 @@ signal.signal(signal.SIGINT, leave)
 while True: time.sleep(0.01)
 """
 
+LEAVE_NEVER = WAIT_FOR_INTERRUPT.replace('(folder / "left").touch()\n    sys.exit(130)', "pass")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -116,13 +119,15 @@ def silent(views):
 def test_real_trainings_side_by_side_and_never_again(data, tmp_path, monkeypatch):
     jobs = plan(data, tmp_path, 2)
     seen = []
+    begun = time.monotonic()
     LocalGrid([*jobs, jobs[0]], [Slot("cpu"), Slot("cpu")], seen.append).run()
+    passed = time.monotonic() - begun
     assert [look(job).state for job in jobs] == ["finished", "finished"]
     assert [view.state for view in seen[-1]] == ["finished"] * 3
     results = [read_result(job.folder) for job in jobs]
     assert all(result.made_by["device"] == "cpu" for result in results)
     counted = [read_device_seconds(job.folder) for job in jobs]
-    assert sum(counted) >= max(result.seconds for result in results), "the device was at work for so long"
+    assert max(result.seconds for result in results) <= sum(counted) <= passed, "the device was at work for so long"
     monkeypatch.setattr(local, "_start", None)
     LocalGrid(jobs, [Slot("cpu")], silent).run()
 
@@ -308,12 +313,32 @@ def test_the_time_of_a_device_is_shared_out_among_those_at_work_on_it(data, tmp_
     slots[0].process = None
     now = 115.0
     grid._count()
-    grid._book()
-    assert [read_device_seconds(job.folder) for job in (first, second, other)] == [12.0, 3.0, 15.0]
-    now = 116.0  # as a run that was stopped and goes on
-    grid._count()
-    grid._book()
-    assert [read_device_seconds(job.folder) for job in (first, second, other)] == [12.0, 4.0, 16.0]
+    assert grid._spent == {first.folder: 12.0, second.folder: 3.0, other.folder: 15.0}
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_what_was_taken_until_an_interrupt_is_counted(data, tmp_path, script, interrupts):
+    script(WAIT_FOR_INTERRUPT if interrupts == 1 else LEAVE_NEVER)
+    (job,) = plan(data, tmp_path, 1)
+
+    def interrupt_when_ready(views):
+        if (job.folder / "ready").exists() and not (job.folder / "left").exists():
+            begin_count(job.folder)
+            if interrupts == 2:
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        LocalGrid([job], [Slot("cpu")], interrupt_when_ready).run()
+    assert 0 < read_device_seconds(job.folder) <= time.monotonic() - begun
+
+
+def test_what_a_run_took_is_not_known_where_its_grid_was_killed(data, tmp_path):
+    (job,) = plan(data, tmp_path, 1)
+    job.write()
+    assert do(job.folder, "cpu") == "done", "as a process that outlives its grid"
+    assert read_device_seconds(job.folder) is None
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

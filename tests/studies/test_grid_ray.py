@@ -14,6 +14,8 @@ from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import (
     GIVEN_OUT,
     Job,
+    begin_count,
+    end_count,
     is_free,
     look,
     read_device_seconds,
@@ -114,14 +116,20 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
 
 
 @pytest.mark.parametrize(("of_gpu", "counted"), [(1 / 3, 20.0), (0, None)])
-def test_a_task_took_its_share_of_a_gpu_for_as_long_as_it_trained(data, tmp_path, of_gpu, counted):
+@pytest.mark.parametrize("begun_elsewhere", [False, True])
+def test_a_task_took_its_share_of_a_gpu_for_as_long_as_it_trained(data, tmp_path, of_gpu, counted, begun_elsewhere):
     (job,) = plan(data, tmp_path, 1)
-    on_ray._book(job, of_gpu)
-    assert read_device_seconds(job.folder) is None, "it has no result yet"
-    finish(job, data, wrong=0, seconds=60.0, of_device=None)
-    for _ in range(2):
+    if begun_elsewhere:
+        begin_count(job.folder)
+        job.run.mkdir()
+        end_count(job.folder, 7.0)
+    ((_, claim),) = on_ray._give_out([job])
+    with claim:
         on_ray._book(job, of_gpu)
-        assert read_device_seconds(job.folder) == counted
+        assert read_device_seconds(job.folder) is None, "it has no result yet"
+        finish(job, data, wrong=0, seconds=60.0, of_device=None)
+        on_ray._book(job, of_gpu)
+    assert read_device_seconds(job.folder) == (None if begun_elsewhere else counted)
 
 
 @pytest.mark.parametrize("said", ["", "its claim was gone"])

@@ -148,17 +148,40 @@ def read_result(folder: Path) -> Result | None:
         raise InputError(f"{path} was written by another version of qknorm; remove {folder} to run it again") from None
 
 
-def add_device_seconds(folder: Path, seconds: float) -> None:
-    """Books what a job took of its device, in addition to what it took before it was stopped."""
-    files.write_json(folder / DEVICE_TIME, {"device_seconds": (read_device_seconds(folder) or 0.0) + seconds})
+def begin_count(folder: Path) -> None:
+    """Opens the account of what a job takes of its device.
+
+    Where one was left open, or a run was begun without one, what was taken before is not known, so neither is the sum.
+    """
+    account = _account(folder)
+    fresh = not account and not (folder / RUN).is_dir()
+    before = 0.0 if fresh else None if account.get("open") else account.get("device_seconds")
+    with contextlib.suppress(OSError):  # no training is to end for that
+        (folder / DEVICE_TIME).unlink(missing_ok=True)  # first: what cannot be written is not known
+        files.write_json(folder / DEVICE_TIME, {"device_seconds": before, "open": True})
+
+
+def end_count(folder: Path, seconds: float) -> None:
+    """Adds what a job took since its account was opened, and closes that."""
+    account = _account(folder)
+    if not account:  # its process ended before it came to its job
+        return
+    before = account.get("device_seconds")
+    with contextlib.suppress(OSError):
+        files.write_json(folder / DEVICE_TIME, {"device_seconds": None if before is None else before + seconds})
 
 
 def read_device_seconds(folder: Path) -> float | None:
-    """What a job took of its device: where two shared that, half of the time; None where nobody counted."""
+    """What a job took of its device: where two shared that, half of the time; None where not all was counted."""
+    account = _account(folder)
+    return None if account.get("open") else account.get("device_seconds")
+
+
+def _account(folder: Path) -> dict[str, Any]:
     try:
-        return float(_load(folder / DEVICE_TIME)["device_seconds"])
-    except (InputError, KeyError, TypeError, ValueError):
-        return None
+        return _load(folder / DEVICE_TIME)
+    except InputError:
+        return {}
 
 
 def read_translations(folder: Path, name: str = TRANSLATIONS) -> list[str]:

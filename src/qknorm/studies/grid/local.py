@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from qknorm.studies.grid.jobs import (
     LOG,
     Job,
     View,
-    add_device_seconds,
+    end_count,
     is_free,
     look,
     read_log,
@@ -31,8 +30,6 @@ from qknorm.studies.grid.jobs import (
 OnChange = Callable[[Sequence[View]], None]
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 1.0
-BOOK_SECONDS = 60.0
-"""So much device time at most is lost where this process is killed."""
 MOST_DEATHS = 3
 """A process that was killed leaves checkpoints to go on from; one that dies so often in one grid has failed."""
 
@@ -83,7 +80,7 @@ class LocalGrid:
     _looked_at: float = 0.0
     _counted_at: float = 0.0
     _spent: dict[Path, float] = field(default_factory=dict)
-    """Seconds of its device that each job took and that are not written down yet."""
+    """Seconds of its device that each job at work has taken."""
 
     def run(self) -> bool:
         """Does every job that is not done, and returns whether it came to their end in time.
@@ -107,9 +104,12 @@ class LocalGrid:
                     time.sleep(POLL_SECONDS)
             return True
         finally:
-            self._stop()
-            self._count()
-            self._book()
+            try:
+                self._stop()
+            finally:
+                self._count()
+                for folder in list(self._spent):
+                    self._book(folder)
             self._show(now=True)
 
     def _launch(self) -> None:
@@ -135,24 +135,22 @@ class LocalGrid:
             assert slot.job is not None
             self._spent[slot.job.folder] = self._spent.get(slot.job.folder, 0.0) + passed / sharing[slot.gpu]
 
-    def _book(self) -> None:
-        """Writes down what was counted, so that it outlives this process."""
-        for folder, seconds in self._spent.items():
-            with suppress(OSError):  # no training is to end for that
-                add_device_seconds(folder, seconds)
-        self._spent.clear()
+    def _book(self, folder: Path) -> None:
+        end_count(folder, self._spent.pop(folder, 0.0))
 
     def _gather(self) -> None:
         for slot in list(self.slots):
             if slot.process is None or slot.process.poll() is None:
                 continue
-            self._book()
             job, status = slot.job, slot.process.returncode
             slot.job = slot.process = None
             assert job is not None
-            if status == EXIT_STATUS["taken"]:
+            if status == EXIT_STATUS["taken"]:  # the account is the other's, too
+                self._spent.pop(job.folder, None)
                 self.waiting.append(job)
-            elif status == EXIT_STATUS["out of memory"]:
+                continue
+            self._book(job.folder)
+            if status == EXIT_STATUS["out of memory"]:
                 self._make_room(slot, job)
             elif status not in (EXIT_STATUS["done"], EXIT_STATUS["failed"]):
                 self._bury(job, status)
@@ -174,8 +172,6 @@ class LocalGrid:
     def _show(self, now: bool = False) -> None:
         if now or time.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = time.monotonic()
-            if sum(self._spent.values()) > BOOK_SECONDS:
-                self._book()
             self.on_change([look(job) for job in self.jobs])
 
     def _stop(self) -> None:

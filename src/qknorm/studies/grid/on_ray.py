@@ -17,6 +17,7 @@ from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take, wait_until_free
 from qknorm.studies.grid.jobs import (
+    DEVICE_TIME,
     FAILURE,
     GIVEN_OUT,
     JOB,
@@ -25,10 +26,10 @@ from qknorm.studies.grid.jobs import (
     TRANSLATIONS,
     Ending,
     Job,
-    add_device_seconds,
+    begin_count,
+    end_count,
     is_free,
     look,
-    read_device_seconds,
     read_failure,
     read_result,
     unfinished,
@@ -118,6 +119,9 @@ def _give_out(waiting: list[Job]) -> Iterator[tuple[Job, Claim]]:
             continue
         waiting.remove(job)
         job.write()
+        if job.run.is_dir():  # the seconds of its result will be of the whole, and part of that was not here
+            (job.folder / DEVICE_TIME).unlink(missing_ok=True)
+        begin_count(job.folder)
         (job.folder / FAILURE).unlink(missing_ok=True)
         yield job, claim
 
@@ -170,8 +174,8 @@ def _collect(ray: Any, reference: Any, job: Job) -> None:
 def _book(job: Job, of_gpu: float) -> None:
     """Writes down what a job took of a GPU: its share of one, which nobody else had, for as long as it trained."""
     result = read_result(job.folder)
-    if result is not None and of_gpu and read_device_seconds(job.folder) is None:
-        add_device_seconds(job.folder, of_gpu * result.seconds)
+    if result is not None and of_gpu:
+        end_count(job.folder, of_gpu * result.seconds)
 
 
 def _mark(root: Path) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from qknorm.studies.grid.jobs import (
     Ending,
     Job,
     Result,
+    begin_count,
     code_version,
     read_result,
     write_failure,
@@ -49,6 +50,8 @@ def do(folder: Path, device: str | None = None, *, given_out: bool = False) -> E
             return "taken"
         if read_result(folder) is not None:
             return "done"
+        if not given_out:
+            begin_count(folder)  # by whoever holds the claim; the grid that waits for this process ends it
         try:
             return _do_claimed(claim, Job.read(folder), device)
         except InputError as error:
