@@ -40,15 +40,37 @@ def test_on_a_cpu_the_default_is_the_small_preset_and_says_so(
     assert given == [expected.model_copy(update={"training": seeded})] * 2
 
 
-def test_a_preset_that_is_asked_for_or_a_file_is_kept_on_a_cpu_and_a_gpu_has_the_large_one(
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["text.txt", "--run", "run", "--device", "cpu", "--model.width", "64"], {"width": 64}),
+        (["--run", "run", "--device", "cpu", "--", "text.txt"], {}),
+        (["text.txt", "--run", "run", "--device=cpu", "--config", "my.toml"], {"heads": 2}),
+    ],
+)
+def test_options_and_files_go_over_the_small_preset(
+    words: list[str],
+    changed: dict[str, int],
+    given: list[AnyTrain],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("To be", encoding="utf-8")
+    Path("my.toml").write_text("[model]\nheads = 2\n", encoding="utf-8")
+    main(["train", *words])
+    small = preset("character-lm-small").model
+    assert [settings.model for settings in given] == [small.model_copy(update=changed)]
+
+
+def test_a_preset_that_is_asked_for_is_kept_on_a_cpu_and_a_gpu_has_the_large_one(
     given: list[AnyTrain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my.toml").write_text("[model]\nheads = 8\n", encoding="utf-8")
     words = ["train", str(tmp_path / "data"), "--run", str(tmp_path / "run")]
-    for more in (["--preset", "low-resource"], ["--preset=low-resource"], ["--config", str(tmp_path / "my.toml")]):
+    for more in (["--preset", "low-resource"], ["--preset=low-resource"]):
         main([*words, "--device", "cpu", *more])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     main([*words, "--device", "cuda"])
     large = preset("low-resource").model
-    assert [settings.model for settings in given] == [large, large, large.model_copy(update={"heads": 8}), large]
+    assert [settings.model for settings in given] == [large, large, large]
     assert not capsys.readouterr().err

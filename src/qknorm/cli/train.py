@@ -23,6 +23,7 @@ class Arguments:
     """Trains a translator on a folder that `qknorm prepare` wrote, or a language model on a text file.
 
     The settings below are those of a translator; `qknorm train TEXT --help` lists those of a language model.
+    Their values are those of the preset for a GPU; with --preset NAME before --help, of another.
 
     Examples:
 
@@ -65,6 +66,8 @@ class Arguments:
 class LanguageModelArguments:
     """Trains a language model on the characters of a text file, whose end is held out to evaluate on.
 
+    The values of the settings below are those of the preset for a GPU; with --preset NAME before --help, of another.
+
     Examples:
 
       qknorm train shakespeare.txt --run runs/shakespeare
@@ -98,7 +101,11 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
-    arguments = _fit_to_device(list(words), _parse(list(words)))
+    instead = _default_without_a_gpu(list(words))
+    arguments = _parse([*instead, *words])
+    if instead and not arguments.quiet and os.environ.get("RANK", "0") == "0":  # torchrun's others have the same to say
+        large = next(large for large, small in WITHOUT_A_GPU.items() if small == arguments.preset)
+        warn(f"on a CPU the default is the preset {arguments.preset}; the one for a GPU is --preset {large}")
     from qknorm.inspection.observer import AttentionObserver  # these import PyTorch, which help does without
     from qknorm.training.fit import train
 
@@ -135,17 +142,15 @@ def run(words: Sequence[str]) -> None:
     _leave_team_at_once(0)
 
 
-def _fit_to_device(words: list[str], arguments: AnyArguments) -> AnyArguments:
-    """On a CPU the small preset, with a note on it, unless one was asked for, or a file to go over one."""
+def _default_without_a_gpu(words: list[str]) -> list[str]:
+    """The option that asks for the small preset, where no GPU is to be used and no preset was asked for."""
+    if _value_of(words, "--preset") is not None or {"--resume", "--help", "-h"} & set(words):
+        return []
     from qknorm.training.parallel import choose_device
 
-    chosen = arguments.resume or arguments.config is not None or _value_of(words, "--preset") is not None
-    if chosen or choose_device(arguments.device).type != "cpu":
-        return arguments
-    small = WITHOUT_A_GPU[arguments.preset]
-    if not arguments.quiet and os.environ.get("RANK", "0") == "0":  # torchrun's other processes have the same to say
-        warn(f"on a CPU the default is the preset {small}; the one for a GPU is --preset {arguments.preset}")
-    return _parse([*words, "--preset", small])
+    if choose_device(_value_of(words, "--device")).type != "cpu":
+        return []
+    return ["--preset", WITHOUT_A_GPU[_kind(words).preset]]
 
 
 def _check_export(arguments: Arguments, target: Target) -> None:
@@ -175,7 +180,7 @@ def _parse(words: list[str]) -> AnyArguments:
     """Presets and files are the defaults that the options go over, so they are looked up first."""
     config, name = _value_of(words, "--config"), _value_of(words, "--preset")
     text = _text_file(words)
-    kind: type[AnyArguments] = Arguments if text is None else LanguageModelArguments
+    kind = _kind(words)
     base = preset(name or kind.preset)
     if text is None and isinstance(base, TrainLanguageModel):
         kind = LanguageModelArguments  # the file may be missing: `train` says so
@@ -188,6 +193,10 @@ def _parse(words: list[str]) -> AnyArguments:
     defaults = kind(**unset, preset=name or kind.preset, settings=base)  # type: ignore[arg-type]
     parsed: AnyArguments = parse(kind, words, "train", default=defaults)
     return parsed
+
+
+def _kind(words: list[str]) -> type[AnyArguments]:
+    return Arguments if _text_file(words) is None else LanguageModelArguments
 
 
 def _own_settings(words: list[str], kind: type[AnyArguments]) -> AnyTrain | None:
