@@ -66,7 +66,7 @@ def takes_what_is_written(path: Path) -> bool:
 
     try:
         return fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    except OSError:
+    except (OSError, OverflowError):  # no file is open under this number, or none can be
         return False
 
 

@@ -48,6 +48,7 @@ def test_tables_share_their_runs_and_first_seeds_come_first(folder, tmp_path):
     assert len(plan.jobs) == (2 + 5 - 1) * 2  # gl-en has four heads, which Table 4 tries as well
     seeds = [job.settings.training.seed for job in plan.jobs]
     assert seeds == sorted(seeds)
+    assert [job.name for job in plan.jobs[:2]] == ["gl-en baseline, seed 0", "gl-en qknorm, seed 0"]  # as in Table 2
 
 
 def test_without_a_pair_the_one_that_the_data_hold_is_taken(folder, tmp_path):

@@ -14,8 +14,9 @@ from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import Job, unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
+from qknorm.studies.paper.experiments import make_quick
 from qknorm.studies.published import nearest_pair
-from qknorm.studies.recipes import MERGES, preset
+from qknorm.studies.recipes import MERGES, WITHOUT_A_GPU, preset
 from qknorm.studies.tune.candidates import QUICK, check_factors
 from qknorm.studies.tune.data import DataByMerges, keep_text, require_same_text
 from qknorm.studies.tune.search import RUNS, START_SEEDS, Search, Trial
@@ -50,7 +51,7 @@ class Arguments:
     data: Path | None = None
     """Prepared folder whose text to use; it is prepared anew for other numbers of merges."""
     preset: str = "low-resource"
-    """Settings to start from."""
+    """Settings to start from; on a CPU, low-resource-small takes hours where this one takes days."""
     config: Path | None = None
     """TOML file of settings that go over the preset's, such as best/settings.toml of an earlier search."""
     merges: int | None = None
@@ -93,6 +94,7 @@ def run(words: Sequence[str]) -> None:
         require_finished(arguments.out / RUNS, words)
     search = _search(arguments)
     work = _Work(arguments, search.data.base)
+    _warn_of_the_cpu(arguments)
     done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
@@ -117,15 +119,27 @@ def run(words: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
+def _warn_of_the_cpu(arguments: Arguments) -> None:
+    from qknorm.training.parallel import choose_device
+
+    small = WITHOUT_A_GPU.get(arguments.preset)
+    if small and not (arguments.quick or arguments.report) and choose_device(arguments.device).type == "cpu":
+        warn(f"on a CPU this takes days; smaller is --preset {small} --against {small}")
+
+
 def _stages(search: Search) -> Iterator[list[Trial]]:
     """The stages, with a bar while the data of one are prepared."""
-    stages = search.stages()
+    stages, told = search.stages(), False
     while True:
         with progress_bar() as progress:
             search.data.progress = progress
             stage = next(stages, None)
         if stage is None:
             return
+        if search.without_effect and not told:
+            told = True
+            left_out = ", ".join(each.name for each in search.without_effect)
+            warn(f"left out, since with --max-steps {search.max_steps} they change nothing: {left_out}")
         yield stage
 
 
@@ -174,6 +188,8 @@ def _search(arguments: Arguments) -> Search:
     start, reference = _translator(arguments.preset), _translator(against)
     if arguments.config is not None:
         start = read_settings(arguments.config, Train, start)
+    if arguments.quick:
+        start, reference = make_quick(start), make_quick(reference)
     merges = arguments.merges or data.merges
     own = [number for pair, number in MERGES.items() if against.endswith(pair)]
     return Search(

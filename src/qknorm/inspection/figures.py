@@ -292,7 +292,7 @@ def _figure(inches: tuple[float, float]) -> Figure:
 
 def _end_of(name: str, inches: float) -> str:
     """A name as a title of at most this width: the end of a long one, where paths differ."""
-    most = int(inches / (1.5 * LETTER_INCHES))
+    most = int(inches / (2 * LETTER_INCHES))
     return name if len(name) <= most else f"…{name[-most:]}"
 
 

@@ -11,8 +11,7 @@ from qknorm.cli.study import run
 from qknorm.errors import InputError
 from qknorm.studies.grid.jobs import write_failure
 from qknorm.studies.recipes import change
-from qknorm.studies.tune import search as searching
-from qknorm.studies.tune.data import keep_text, require_same_text
+from qknorm.studies.tune.data import DataByMerges, keep_text, require_same_text
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def here(data, monkeypatch):
     def shrink(settings):
         return change(tiny(), {"model.norm": settings.model.norm, "model.positions": settings.model.positions})
 
-    monkeypatch.setattr(searching, "make_quick", shrink)
+    monkeypatch.setattr(study_tune, "make_quick", shrink)
     monkeypatch.setattr(study_tune, "LocalGrid", GridInThisProcess)
     monkeypatch.setattr(study_tune, "_open", lambda arguments: data)
 
@@ -93,7 +92,7 @@ def test_a_report_without_training(here, tmp_path, capsys):
     capsys.readouterr()
     run(["tune", "--quick", "--report", "--out", str(tmp_path)])
     told = capsys.readouterr().out
-    assert "Not finished: 1 of 3 runs. The same command without --report goes on with them." in told
+    assert "Not finished: 3 of 5 runs. The same command without --report goes on with them." in told
     assert "Go on" not in told
 
 
@@ -150,7 +149,7 @@ def test_another_text_in_the_folder_of_a_search_is_refused(here, data, tmp_path,
 
 def test_a_folder_older_than_its_note_of_the_text_is_known_by_its_data(data, tmp_path, tmp_path_factory):
     other = prepare_copy(tmp_path_factory.mktemp("other"), pairs=60)
-    searching.DataByMerges(data, tmp_path / "data").at(5)
+    DataByMerges(data, tmp_path / "data").at(5)
     require_same_text(other, tmp_path)  # there is no run that could be lost
     files.write_text(tmp_path / "runs" / "0-0" / "result.json", "{}")
     require_same_text(data, tmp_path)
@@ -186,7 +185,7 @@ def test_the_folder_of_a_search_is_none_for_lp(data, tmp_path):
 
 def test_a_text_cut_into_other_subwords_is_the_same(data, tmp_path):
     keep_text(data, tmp_path)
-    require_same_text(searching.DataByMerges(data, tmp_path / "data").at(5), tmp_path)
+    require_same_text(DataByMerges(data, tmp_path / "data").at(5), tmp_path)
     for content in ("[]", "{", "null", '{"text": {}}'):
         files.write_text(tmp_path / "study.json", content)
         with pytest.raises(InputError, match=r"study\.json is damaged"):
@@ -228,6 +227,30 @@ def test_the_reference_is_the_papers_recipe_with_its_own_merges(data, tmp_path):
     other = study_tune.Arguments(data=data.folder, out=tmp_path, config=config, merges=50, against="demo")
     search = study_tune._search(study_tune._check(other))
     assert (search.start.model.heads, search.merges, search.reference_merges) == (8, 50, 50)
+
+
+def test_a_quick_change_goes_over_the_small_settings(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_tune, "_open", lambda arguments: data)
+    only = ("dropout", "width", "feed-forward", "batch", "word-dropout")  # small ones have their own of these
+    search = study_tune._search(study_tune._check(study_tune.Arguments(quick=True, only=only, out=tmp_path)))
+    tried = {trial.candidate.factor for trial in next(search.stages())} - {""}
+    assert tried == {*only} and not search.without_effect
+    assert search.start.model.width == 64 and search.reference.model.width == 64
+
+
+def test_a_change_without_effect_is_named(here, tmp_path, capsys):
+    run(["tune", "--quick", "--only", "steps", "--max-steps", "2", "--values", "2", "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "left out, since with --max-steps 2 they change nothing: steps 50000, steps 25000" in told.err
+    assert "on a CPU" not in told.err
+
+
+def test_a_search_that_takes_days_on_a_cpu_names_the_small_preset(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study_tune._Work, "do", lambda self, stage, jobs: False)
+    for words, warned in (([], True), (["--preset", "low-resource-small"], False)):
+        run(["tune", "--data", str(data.folder), "--device", "cpu", "--only", "none", "--out", str(tmp_path), *words])
+        told = "takes days; smaller is --preset low-resource-small --against low-resource-small"
+        assert (told in capsys.readouterr().err) is warned
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,12 @@ def walk(search, devs):
 
 
 def test_a_change_that_the_most_steps_undo_is_no_candidate(search):
+    made_of_steps = ["steps 50000", "steps 12500"]
     for most, expected in ((8, []), (20_000, ["steps 12500"]), (None, ["steps 50000", "steps 12500"])):
         made = search(only=("steps",), max_steps=most)
         made.start = change(made.start, {"training.max_steps": 25_000})
         assert [trial.system for trial in next(made.stages()) if trial.candidate.factor] == expected
+        assert [each.name for each in made.without_effect] == [each for each in made_of_steps if each not in expected]
 
 
 def test_other_merges_keep_the_text_and_leave_out_the_test_set(base, tmp_path):
@@ -238,6 +240,8 @@ def test_the_test_table_shows_the_mean_of_checkpoints_that_dev_prefers(search, b
     values = [float(row[main]) for row in table.rows]
     assert values[0] < values[1] < values[2] == 100.0
     assert table.rows[0][-3:-1] == ("", "") and float(table.rows[2][-2]) < 0.05
+    found.quick = True  # says nothing, so it is not to say that it is sure
+    assert [row[-2] for row in tabulate_test(found).rows] == ["", "", ""]
 
 
 def test_a_run_whose_weights_are_gone_is_trained_again_and_stays_chosen(search):

@@ -45,9 +45,14 @@ class Plan:
 
     @property
     def jobs(self) -> list[Job]:
-        """Every job once, in the order they are to be begun: all systems of the first seed first."""
-        ordered = sorted(self.planned, key=lambda each: each.seed)
-        return list({each.job.folder: each.job for each in ordered}.values())
+        """Every job once, in the order they are to be begun: all systems of the first seed first.
+
+        A run that several tables share has the name that the first of them gives it.
+        """
+        jobs: dict[Path, Job] = {}
+        for each in sorted(self.planned, key=lambda each: each.seed):
+            jobs.setdefault(each.job.folder, each.job)
+        return list(jobs.values())
 
 
 def find_data(pair: str, data: Path) -> Path | None:
@@ -71,8 +76,8 @@ def how_to_get(pair: str, data: Path) -> MissingPair:
     """The commands that fetch and prepare a pair as the paper did."""
     if pair not in CORPORA:
         raise InputError(
-            f"--pair {pair}: no data set is known for it{suggestion(pair, CORPORA)}; prepare your own with "
-            f"qknorm prepare {data / pair}, then name it with --data"
+            f"--pair {pair}: no data set is known for it; prepare your own with qknorm prepare {data / pair} and name "
+            f"it with --data{suggestion(pair, CORPORA)}"
         )
     corpus = CORPORA[pair]
     words = [

@@ -180,7 +180,8 @@ HOW_TO_READ = (
     "the seeds. `diverged`: all of them did.",
     "Minutes are wall time of training with its evaluations, beside whatever else ran on the device. Device minutes "
     "are what a run took of its device from its start to its scores, the time being shared out among the runs of one "
-    "command that were at work on it at once: times the price of a minute, what it cost. On Ray, the share of a GPU it asked for.",
+    "command that were at work on it at once: times the price of a minute, what it cost. On Ray, the share of a GPU "
+    "it asked for.",
 )
 
 

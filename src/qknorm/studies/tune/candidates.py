@@ -69,7 +69,7 @@ FACTORS: dict[str, tuple[Changes, ...]] = {
 Where two are joined that set the same, the later one counts: a number of steps goes over the schedule's."""
 
 QUICK = ("merges", "heads", "learning-rate")
-"""What the quick form tries."""
+"""What the quick form tries if nothing is asked for."""
 
 
 @dataclass(frozen=True)

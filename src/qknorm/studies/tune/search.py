@@ -7,7 +7,6 @@ from pathlib import Path
 
 from qknorm.config import Train
 from qknorm.studies.grid.jobs import Job, Result, read_result
-from qknorm.studies.paper.experiments import make_quick
 from qknorm.studies.recipes import change
 from qknorm.studies.tune.candidates import (
     MERGES,
@@ -74,9 +73,12 @@ class Search:
     averages: tuple[int, ...] = ()
     max_steps: int | None = None
     quick: bool = False
+    """Whether start and reference are small ones, that say nothing of real text."""
     any_code: bool = False
     trials: list[Trial] = field(default_factory=list)
     """Of the stages so far."""
+    without_effect: list[Candidate] = field(default_factory=list)
+    """Changes that are not run, since `max_steps` leaves of them what the start is."""
 
     def stages(self) -> Iterator[list[Trial]]:
         """The trainings of one stage after another; each is chosen by what those before it gave."""
@@ -140,7 +142,8 @@ class Search:
             return []
         changes = single_changes(self.start, self.merges, self.only, self.values)
         trials, start = [self._trial("single", each) for each in changes], self._trial("single", START)
-        return [each for each in trials if each.job.folder != start.job.folder]  # `max_steps` may leave no difference
+        self.without_effect = [each.candidate for each in trials if each.job.folder == start.job.folder]
+        return [each for each in trials if each.job.folder != start.job.folder]
 
     def _reference(self, seed: int = 0) -> Trial:
         stage = "seeds" if seed else "single"
@@ -152,8 +155,6 @@ class Search:
         return self._plan(stage, candidate, apply(self.start, candidate.changes), merges, seed)
 
     def _plan(self, stage: str, candidate: Candidate, settings: Train, merges: int, seed: int) -> Trial:
-        if self.quick:
-            settings = make_quick(settings)
         own: Mapping[str, object] = {
             "training.seed": seed,
             "training.keep": max(self.averages, default=1),
