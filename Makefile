@@ -1,7 +1,8 @@
 # make demo    set everything up, then train, score and show a small translator on the embedded corpus
 # make test    set everything up; lint, types, import contracts and tests
 # make test-ray the grid of studies on a real Ray cluster of this machine
-# make test-oldest the tests with the oldest versions that pyproject.toml asks for, in a folder of their own
+# make test-oldest the tests with the oldest versions that pyproject.toml asks for, in a folder of their own; some of
+#              them were never built for Python 3.13: name an older one with PYTHON=python3.12
 # make lint    lint, types and import contracts alone
 # make bench   the attention benchmark on this machine
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from qknorm.training.parallel import OLDEST_WITH_FSDP
+
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < "2.9", reason="before PyTorch 2.9 FSDP adds up wrongly on the CPU")
+@pytest.mark.skipif(torch.__version__ < OLDEST_WITH_FSDP, reason="before this PyTorch FSDP adds up wrongly on the CPU")
 def test_shares_of_an_adopted_model_learn_what_the_whole_does() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     work = Path(__file__).with_name("sharding_work.py")
