@@ -159,7 +159,7 @@ def test_mistakes_in_the_words_of_train(capsys: pytest.CaptureFixture[str], tiny
         (["--config", toml], "there is no setting model.haeds; did you mean model.heads?"),
         (["--config", broken], "broken.toml is no TOML"),
         (["--config", tmp_path / "absent.toml"], "absent.toml"),
-        (["--model.heads", "5"], "model.width 512 is no multiple of model.heads 5"),
+        (["--model.heads", "5"], "model.width 256 is no multiple of model.heads 5"),
         (["--device", "banana"], "--device banana is no device"),
         (["--training.batch-tokens", "1000000", "--training.accumulate", "99"], "fewer than the 99 of one step"),
     ]
@@ -167,8 +167,8 @@ def test_mistakes_in_the_words_of_train(capsys: pytest.CaptureFixture[str], tiny
         device = [] if "--device" in words else ["--device", "cpu"]
         assert part in refuse(capsys, "train", tiny.data, "--run", run, *device, *words)
         shutil.rmtree(run, ignore_errors=True)
-    told = refuse(capsys, "train", toml, "--run", run, "--model.heads", "5")  # any text will do
-    assert "settings of the language model: model.width 384 is no multiple of model.heads 5" in told
+    told = refuse(capsys, "train", toml, "--run", run, "--device", "cpu", "--model.heads", "5")  # any text will do
+    assert "settings of the language model: model.width 128 is no multiple of model.heads 5" in told
     if not torch.cuda.is_available():
         assert "PyTorch sees no GPU" in refuse(capsys, "train", tiny.data, "--run", run, "--device", "cuda")
     assert not run.exists()

@@ -20,6 +20,7 @@ def test_watching_writes_measures_and_changes_nothing(
             assert all(len(column) == 2 for column in numbers.values())
     unwatched = tmp_path / "run"
     words = ["--config", tiny.config, "--device", "cpu", "--training.inspect-every", 0]
-    succeed(capsys, "train", tiny.data, "--run", unwatched, *words)
+    told = succeed(capsys, "train", tiny.data, "--run", unwatched, *words)
+    assert "on a CPU the default is the preset low-resource-small" in told
     assert checkpoint_bytes(unwatched, 20) == checkpoint_bytes(tiny.run, 20)
     assert metrics(unwatched) == [row for row in metrics(tiny.run) if row["kind"] != "attention"]

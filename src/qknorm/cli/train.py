@@ -5,13 +5,14 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from qknorm.cli.display import console, parse, suggest, warn
+from qknorm.cli.display import console, parse, suggest
 from qknorm.config import AnyTrain, Train, TrainLanguageModel, read_settings
 from qknorm.errors import InputError
 from qknorm.export import Target
@@ -101,11 +102,7 @@ AnyArguments = Arguments | LanguageModelArguments
 
 def run(words: Sequence[str]) -> None:
     """Parses and trains."""
-    instead = _default_without_a_gpu(list(words))
-    arguments = _parse([*instead, *words])
-    if instead and not arguments.quiet and os.environ.get("RANK", "0") == "0":  # torchrun's others have the same to say
-        large = next(large for large, small in WITHOUT_A_GPU.items() if small == arguments.preset)
-        warn(f"on a CPU the default is the preset {arguments.preset}; the one for a GPU is --preset {large}")
+    arguments, remark = _parse_for_device(list(words))
     from qknorm.inspection.observer import AttentionObserver  # these import PyTorch, which help does without
     from qknorm.training.fit import train
 
@@ -119,6 +116,7 @@ def run(words: Sequence[str]) -> None:
         device=arguments.device,
         quiet=arguments.quiet,
         observer=AttentionObserver(),
+        remark=remark,
     )
     if outcome is None:  # a process that does not lead its team
         _leave_team_at_once(0)
@@ -142,17 +140,6 @@ def run(words: Sequence[str]) -> None:
     _leave_team_at_once(0)
 
 
-def _default_without_a_gpu(words: list[str]) -> list[str]:
-    """The option that asks for the small preset, where no GPU is to be used and no preset was asked for."""
-    if _value_of(words, "--preset") is not None or {"--resume", "--help", "-h"} & set(words):
-        return []
-    from qknorm.training.parallel import choose_device
-
-    if choose_device(_value_of(words, "--device")).type != "cpu":
-        return []
-    return ["--preset", WITHOUT_A_GPU[_kind(words).preset]]
-
-
 def _check_export(arguments: Arguments, target: Target) -> None:
     from qknorm.export.check import check_export
     from qknorm.text.prepared import PreparedData
@@ -174,6 +161,22 @@ def _leave_team_at_once(status: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _parse_for_device(words: list[str]) -> tuple[AnyArguments, str]:
+    """Where no GPU is to be used and no preset was asked for, options go over the small one, with a remark on it."""
+    if _value_of(words, "--preset") is not None or {"--resume", "--help", "-h"} & set(words):
+        return _parse(words), ""
+    with suppress(InputError):  # what does not fit one preset may fit the other
+        _parse(words)  # a wrong word is told here, and need not wait for PyTorch
+    from qknorm.training.parallel import choose_device
+
+    if choose_device(_value_of(words, "--device")).type != "cpu":
+        return _parse(words), ""
+    large = _kind(words).preset
+    small = WITHOUT_A_GPU[large]
+    remark = f"on a CPU the default is the preset {small}; the one for a GPU is --preset {large}"
+    return _parse(["--preset", small, *words]), remark
 
 
 def _parse(words: list[str]) -> AnyArguments:

@@ -52,13 +52,15 @@ def train(
     device: str | None = None,
     quiet: bool = False,
     observer: Observer | None = None,
+    remark: str = "",
 ) -> Outcome | None:
     """Trains a translator on a prepared folder, or a language model on a text file; returns how it ended.
 
     A new run needs `settings`, such as `qknorm.preset("low-resource")` for a folder and `qknorm.preset("character-lm")`
     for a text, the command's defaults; with `resume` a run goes on from its newest checkpoint by its own, exactly as if
     it had never stopped. Processes that do not lead a team get None. An `observer`, such as
-    `qknorm.inspection.observer.AttentionObserver`, is shown the model every `training.inspect_every` steps.
+    `qknorm.inspection.observer.AttentionObserver`, is shown the model every `training.inspect_every` steps. A
+    `remark` is shown once the training begins.
     """
     data, run = Path(data), Path(run)
     kind = _kind_of(data)
@@ -82,7 +84,7 @@ def train(
                     if recorder is not None:
                         recorder.message(complaint, "yellow")
             if recorder is not None and not quiet:
-                _introduce(recorder, trainer, facts)
+                _introduce(recorder, trainer, facts, remark)
             with quick_kernels(team.device, exact=training.precision == "float32"):
                 outcome = trainer.fit()
                 team.wait()  # who leaves while others still talk can bring them down
@@ -235,7 +237,7 @@ def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f"{name}.{_first_difference(one[name], other[name])}" if deeper else name
 
 
-def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
+def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts, remark: str) -> None:
     """Says what is trained, and what of it is likely a mistake."""
     parameters = sum(p.numel() for p in trainer.model.parameters())
     scale = f", g starts at {facts.scale_init:.3f} (L = {facts.scale_length:g})" if facts.scale_init else ""
@@ -244,6 +246,8 @@ def _introduce(recorder: Recorder, trainer: Trainer, facts: Facts) -> None:
         f"{len(trainer.batches):,} batches an epoch on {trainer.team.device}, "
         f"{str(trainer.stepper.precision).removeprefix('torch.')}"
     )
+    if remark:
+        recorder.message(remark, "yellow")
     if trainer.team.device.type == "cpu" and parameters > MOST_FOR_A_CPU:
         recorder.message(TOO_LARGE, "yellow")
     steps, warmup = trainer.settings.max_steps, trainer.settings.schedule.warmup
