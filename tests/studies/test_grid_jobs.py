@@ -52,7 +52,7 @@ def test_a_job_that_ends_otherwise_is_another_and_is_read_back(data, tmp_path):
         assert Job.read(job.folder) == job
     assert "split" not in json.loads((usual.folder / "job.json").read_text(encoding="utf-8"))
     Result("finished", "", 1.0, 8, 4, 30.0, 9, {"bleu": {"value": 31.0}}, averaged={"2": 32.0}).write(other.folder)
-    assert (look(other).dev_bleu, look(other).test_bleu) == (30.0, None)
+    assert look(other).dev_bleu == 30.0
     assert read_result(other.folder).averaged == {"2": 32.0}
 
 
@@ -101,7 +101,7 @@ def test_states_are_what_the_folder_says(data, tmp_path):
     assert unfinished([job, job]) == [job]
     finish(job, data, wrong=0)
     view = look(job)
-    assert (view.state, view.step, view.seconds, view.test_bleu) == ("finished", 100, 60.0, pytest.approx(100))
+    assert (view.state, view.step, view.seconds, view.dev_bleu) == ("finished", 100, 60.0, 90.0)
     assert unfinished([job]) == []
 
 

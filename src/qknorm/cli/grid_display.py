@@ -96,13 +96,11 @@ def tell_page(markdown: Path, html: Path) -> None:
 
 
 def describe(view: View) -> str:
-    """A run in a line."""
-    test = "" if view.test_bleu is None else f", test BLEU {view.test_bleu:.2f}"
-    if view.job.split == "dev" and view.dev_bleu is not None:
-        test = f", dev BLEU {view.dev_bleu:.2f}"
+    """A run in a line; of test scores the tables tell, each with its measure."""
+    dev = "" if view.dev_bleu is None else f", dev BLEU {view.dev_bleu:.2f}"
     seconds = "" if view.seconds is None else f", {view.seconds:,.0f} s"
     note = f": {view.note}" if view.note else ""
-    return f"{view.job.name}: {view.state}{test}{seconds}{note}"
+    return f"{view.job.name}: {view.state}{dev}{seconds}{note}"
 
 
 def state_table(views: Sequence[View]) -> Drawn:
@@ -111,7 +109,7 @@ def state_table(views: Sequence[View]) -> Drawn:
     shown = sorted(views, key=lambda view: order.index(view.state))[:MOST_SHOWN]
     counts = ", ".join(f"{sum(view.state == state for view in views)} {state}" for state in order)
     table = Drawn(title=counts, box=box.SIMPLE_HEAD)
-    for column in ("run", "state", "step", "dev BLEU", "test BLEU", "seconds", ""):
+    for column in ("run", "state", "step", "dev BLEU", "seconds", ""):
         table.add_column(column, justify="left" if column in ("run", "state", "") else "right")
     for view in shown:
         total = f" / {view.total:,}" if view.total and view.state == "running" else ""
@@ -121,7 +119,6 @@ def state_table(views: Sequence[View]) -> Drawn:
             view.state,
             f"{view.step:,}{total}" if view.step else "",
             "" if view.dev_bleu is None else f"{view.dev_bleu:.2f}",
-            "" if view.test_bleu is None else f"{view.test_bleu:.2f}",
             "" if view.seconds is None else f"{view.seconds:,.0f}",
             escape(where),
         )

@@ -206,7 +206,6 @@ class View:
     dev_bleu: float | None = None
     """Of its newest evaluation, or its best where it is done."""
     seconds: float | None = None
-    test_bleu: float | None = None
     note: str = ""
     holder: Holder | None = None
 
@@ -215,10 +214,8 @@ def look(job: Job) -> View:
     """What the job's folder tells."""
     result = read_result(job.folder)
     if result is not None:
-        values = [score["value"] for score in result.scores.values()]
-        test = values[0] if values and job.split == "test" else None
         note = str(result.made_by.get("note", ""))
-        return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, test, note)
+        return View(job, result.status, result.steps, None, result.dev_bleu, result.seconds, note)
     step, dev, seconds = _progress(job.run / METRICS_FILE)
     holder = find_holder(job.folder)
     state: State = "running" if holder else "waiting"
@@ -227,7 +224,7 @@ def look(job: Job) -> View:
         note = "on the cluster"
     elif not holder and (failure := read_failure(job.folder)) is not None:
         state, note = "failed", failure
-    return View(job, state, step, _last_step(job.settings), dev, seconds, None, note, holder)
+    return View(job, state, step, _last_step(job.settings), dev, seconds, note, holder)
 
 
 def is_free(job: Job) -> bool:
