@@ -17,10 +17,9 @@ WORDS = ("un", "dous", "tres", "catro", "cinco", "seis")
 
 
 def prepare_copy(
-    folder: Path, *, pairs: int = 80, pretokenized: bool = False, languages: str = "gl-en"
+    folder: Path, *, pairs: int = 80, pretokenized: bool = False, source: str = "gl", target: str = "en"
 ) -> PreparedData:
     """Lines of words and the same in capitals, prepared in folder/data."""
-    source, target = languages.split("-")
     chooser = random.Random(7)
     lines: dict[str, None] = {}
     while len(lines) < pairs + 20:

@@ -51,7 +51,7 @@ def test_a_job_that_ends_otherwise_is_another_and_is_read_back(data, tmp_path):
         job.write()
         assert Job.read(job.folder) == job
     assert "split" not in json.loads((usual.folder / "job.json").read_text(encoding="utf-8"))
-    Result("finished", "", 1.0, 8, 4, 30.0, 9, {"bleu": {"value": 31.0}}, averaged={"2": 32.0}).write(other.folder)
+    Result("finished", "", 1.0, 8, 4, 30.0, 9, averaged={"2": 32.0}).write(other.folder)
     assert look(other).dev_bleu == 30.0
     assert read_result(other.folder).averaged == {"2": 32.0}
 
@@ -160,24 +160,55 @@ def test_progress_is_read_from_the_end_of_the_metrics(data, tmp_path):
     assert view.note == "stopped at step 499"
 
 
+def test_damaged_lines_of_metrics_and_a_damaged_account_tell_nothing(data, tmp_path):
+    job = Job.plan("job", data, tiny(), tmp_path)
+    job.run.mkdir(parents=True)
+    good, damaged = '{"step": 5, "dev_bleu": 2.5, "time": {"elapsed": 1.0}}', '{"step": "x", "dev_bleu": {}, "time": 3}'
+    (job.run / "metrics.jsonl").write_text(f"{good}\n{damaged}\n[7]\n", encoding="utf-8")
+    assert (look(job).step, look(job).dev_bleu, look(job).seconds) == (5, 2.5, 1.0)
+    (job.folder / DEVICE_TIME).write_text('{"device_seconds": "x"}', encoding="utf-8")
+    assert read_device_seconds(job.folder) is None
+    begin_count(job.folder)
+    end_count(job.folder, 1.0)
+    assert read_device_seconds(job.folder) is None, "of the run that is there nothing was counted"
+
+
 def test_translations_keep_what_other_readers_take_for_line_ends(data, tmp_path):
     lines = ["a\u2028b", "", "c\rd", " e "]
     (tmp_path / TRANSLATIONS).write_bytes("".join(f"{line}\n" for line in lines).encode())
-    assert read_translations(tmp_path) == lines
+    assert read_translations(tmp_path, 4) == lines
 
 
 def test_damage_is_named(data, tmp_path):
     job = Job.plan("job", data, tiny(), tmp_path)
     job.write()
-    for content, told in (("{", "is damaged"), ("[1]", "is damaged"), ('{"what": 1}', "another version")):
+    whole = {"status": "finished", "reason": "", "seconds": 1.0, "steps": 1, "best_step": 1, "dev_bleu": 1.0}
+    scores = {"bleu": {"value": 1.0, "signature": "s"}}
+    damaged = [
+        {"what": 1},
+        {**whole, "what": 1},
+        {**whole, "scores": None},
+        {**whole, "seconds": "x"},
+        {**whole, "scores": {"bleu": {"value": 1.0}}},
+        {**whole, "scores": {"bleu": {"value": "x", "signature": "s"}}},
+    ]
+    for content in ("{", "[1]", *map(json.dumps, damaged)):
         (job.folder / RESULT).write_text(content, encoding="utf-8")
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=rf"result\.json is damaged.*remove {job.folder}"):
             read_result(job.folder)
+    (job.folder / RESULT).write_text(json.dumps({**whole, "scores": scores}), encoding="utf-8")
+    assert read_result(job.folder).scores == scores
     (job.folder / "job.json").write_text('{"name": "x"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"job\.json is damaged"):
         Job.read(job.folder)
     with pytest.raises(InputError, match="cannot be read"):
-        read_translations(tmp_path)
+        read_translations(tmp_path, 2)
+    (tmp_path / TRANSLATIONS).write_bytes(b"a\n")
+    with pytest.raises(InputError, match=r"test\.txt has 1 lines for 2 sentences; remove"):
+        read_translations(tmp_path, 2)
+    (tmp_path / TRANSLATIONS).write_bytes(b"a\n\xff\n")
+    with pytest.raises(InputError, match=r"test\.txt is damaged, and no UTF-8; remove"):
+        read_translations(tmp_path, 2)
 
 
 def test_a_result_takes_the_place_of_a_failure(tmp_path):

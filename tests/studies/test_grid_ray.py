@@ -1,5 +1,6 @@
 """The grid on a real Ray cluster of this machine, whose two workers are processes of their own."""
 
+import socket
 import sys
 import time
 import uuid
@@ -103,7 +104,7 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     run_on_ray([victim, *others], tmp_path / "runs", "auto", kill_its_node, device="cpu", work=work)
     assert len(started.worker_nodes) == 1
     assert [look(job).state for job in (victim, *others)] == ["finished", "finished"]
-    assert len(read_translations(victim.folder)) == 10
+    assert read_translations(victim.folder, 10)
     assert (shared / "found").read_text(encoding="utf-8") == "[4]", "it went on from the checkpoint of the dead worker"
 
     # the same again, to workers that do not see the folder: everything travels through the object store
@@ -111,7 +112,7 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     (far,) = plan(data, tmp_path / "far", 1)
     run_on_ray([far], tmp_path / "far", "auto", lambda views: None, device="cpu")
     assert read_result(far.folder).scores == read_result(victim.folder).scores
-    assert read_translations(far.folder) == read_translations(victim.folder)
+    assert read_translations(far.folder, 10) == read_translations(victim.folder, 10)
     assert (far.run / "checkpoints").is_dir()
 
 
@@ -153,6 +154,18 @@ def test_without_ray_there_is_a_way_to_get_it(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r'pip install "qknorm\[ray\]"'):
         run_on_ray(plan(data, tmp_path, 1), tmp_path, "auto", lambda views: None)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999{}"])
+def test_an_address_where_nobody_answers_is_told_of_at_once(address):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # free again in a moment
+    started = []
+    with pytest.raises(
+        InputError, match=r"^--ray .*: no cluster answers there \(.+\); start one with ray start --head$"
+    ):
+        on_ray._connect(SimpleNamespace(init=lambda **_: started.append(1)), address.format(port))
+    assert not started
 
 
 def test_what_another_is_at_is_not_given_out(data, tmp_path):

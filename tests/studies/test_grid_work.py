@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_job_is_trained_scored_and_done_once(data, tmp_path, monkeypatch):
     assert (result.status, result.steps) == ("finished", 8)
     assert set(result.scores) == {TOKENISED, RELEASED, MOSES, TREEBANK}
     assert all(score["signature"] for score in result.scores.values())
-    assert len(read_translations(job.folder)) == len(data.split("test"))
+    assert read_translations(job.folder, len(data.split("test")))
     assert result.made_by["code"] == job.code
     assert find_holder(job.folder) is None
     assert list_steps(job.run) == [result.best_step]
@@ -68,7 +69,8 @@ def test_an_interrupted_job_goes_on_and_ends_as_one_that_never_stopped(data, tmp
     assert do(whole.folder, "cpu") == "done"
     one, other = read_result(stopped.folder), read_result(whole.folder)
     assert (one.scores, one.best_step, one.dev_bleu) == (other.scores, other.best_step, other.dev_bleu)
-    assert read_translations(stopped.folder) == read_translations(whole.folder)
+    count = len(data.split("test"))
+    assert read_translations(stopped.folder, count) == read_translations(whole.folder, count)
 
 
 def interrupt_at_the_first_evaluation(job, monkeypatch):
@@ -81,6 +83,17 @@ def interrupt_at_the_first_evaluation(job, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(TranslationTask, "evaluate", interrupt)
         assert do(job.folder, "cpu") == "interrupted"
+
+
+@pytest.mark.parametrize("name", ["settings.toml", "run.json", "tokenizer.json"])
+def test_a_damaged_file_of_a_run_has_a_way_out_that_helps(data, tmp_path, monkeypatch, name):
+    job = make(data, tmp_path)
+    interrupt_at_the_first_evaluation(job, monkeypatch)
+    (job.run / name).write_text("{", encoding="utf-8")
+    assert do(job.folder, "cpu") == "failed"
+    assert look(job).note.endswith(f"; or remove {job.run} to begin this run anew")
+    shutil.rmtree(job.run)
+    assert do(job.folder, "cpu") == "done"
 
 
 def test_a_job_that_came_without_its_large_files_begins_anew_and_says_so(data, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """`qknorm study paper` itself, its trainings made tiny and done in this process."""
 
+import json
+
 import pytest
 from paper_cases import GridInThisProcess, finish, prepare_copy, tiny
 
@@ -83,13 +85,32 @@ def test_while_nothing_is_finished_an_earlier_page_stays(here, tmp_path, monkeyp
     assert f"{tmp_path} has no finished run of what is asked for yet" in capsys.readouterr().err
 
 
-def test_a_report_of_a_quick_study_names_quick(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("report", [[], ["--report"]])
+def test_a_quick_study_and_a_real_one_and_other_studies_leave_each_others_pages(report, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     files.write_text(tmp_path / "s" / "runs" / "0-0" / "result.json", "{}")
-    files.write_text(tmp_path / "s" / "data" / "prepared.json", "{}")
-    with pytest.raises(InputError, match=r"^--report: s holds a quick study; add --quick$"):
-        run(["paper", "--report", "--out", "s"])
-    assert "not here" not in capsys.readouterr().err  # what to download is beside the point
+    for about, words, told in (
+        ({"paper": {"quick": True}}, [], r"s holds a quick study; add --quick, or name another --out"),
+        ({"paper": {"quick": False}}, ["--quick"], r"s holds a study; leave out --quick, or name another --out"),
+        ({"text": {}}, [], r"s holds a study of qknorm study tune; name another folder"),
+        ({"settings": {}, "text": {}}, ["--quick"], r"s holds a study of qknorm study lp; name another folder"),
+        ({}, [], r"study\.json is damaged; move it away"),
+    ):
+        files.write_json(tmp_path / "s" / "study.json", about)
+        with pytest.raises(InputError, match=told):
+            run(["paper", *words, *report, "--out", "s"])
+        assert "not here" not in capsys.readouterr().err  # what to download is beside the point
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["runs", "study.json"]
+
+
+def test_a_study_leaves_its_mark_and_goes_on_by_it(here, tmp_path):
+    run(["paper", "--quick", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == {"paper": {"quick": True}}
+    run(["paper", "--quick", "--out", str(tmp_path)])
+    with pytest.raises(InputError, match="holds a study of qknorm study paper; name another folder"):
+        run(["tune", "--quick", "--out", str(tmp_path)])
+    with pytest.raises(InputError, match="holds a study of qknorm study paper; name another folder"):
+        run(["lp", "--quick", "--device", "cpu", "--out", str(tmp_path)])
 
 
 def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path, monkeypatch):

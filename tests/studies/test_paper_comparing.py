@@ -28,7 +28,7 @@ def test_with_one_seed_it_is_koehns_test(data, tmp_path):
     finish(qknorm.job, data, wrong=1)
     _, line = Comparer().compare([baseline, qknorm])
     references = data.split("test").text("en")
-    systems = {each.system.name: read_translations(each.job.folder) for each in (baseline, qknorm)}
+    systems = {each.system.name: read_translations(each.job.folder, len(references)) for each in (baseline, qknorm)}
     expected = compare(systems, [references], "baseline", samples=SAMPLES, seed=SEED, lang="en").systems[1]
     assert line.difference == pytest.approx(expected.difference)
     assert line.p == pytest.approx(expected.koehn_p)
@@ -96,7 +96,7 @@ def test_pairs_under_one_change_are_compared_with_each_other(data, tmp_path):
 def line_with(difference, p, experiment, claimed):
     known = {"difference": difference, "p": p, "claimed": claimed, "published": None}
     nothing = {"scores": (), "dev": (), "seconds": (), "device_seconds": ()}
-    return Compared(experiment, "gl-en", "s", "", "r", planned=1, diverged=0, **known, **nothing)
+    return Compared(experiment, "gl-en", "gl→en", "s", "", "r", planned=1, diverged=0, **known, **nothing)
 
 
 @pytest.mark.parametrize(

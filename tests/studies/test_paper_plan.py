@@ -1,6 +1,7 @@
 import pytest
 from paper_cases import prepare_copy
 
+from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.paper.experiments import BEYOND, TABLES
 from qknorm.studies.paper.plan import how_to_get, make_plan
@@ -11,9 +12,9 @@ from qknorm.studies.recipes import paper
 def folder(tmp_path_factory):
     """A folder of prepared pairs, of which Galician and one of our own are there."""
     place = tmp_path_factory.mktemp("pairs")
-    for pair in ("gl-en", "eo-en"):
-        data = prepare_copy(place / "text" / pair, languages=pair)
-        data.folder.rename(place / pair)
+    for source in ("gl", "eo"):
+        data = prepare_copy(place / "text" / source, source=source)
+        data.folder.rename(place / f"{source}-en")
     return place
 
 
@@ -29,6 +30,14 @@ def test_pairs_whose_data_are_not_here_are_told_with_commands(folder, tmp_path):
     assert missing["en-vi"][0] == "qknorm corpora download iwslt15-en-vi"
     assert "--subwords.pretokenized" not in how_to_get("de-en", folder).commands[1]
     assert how_to_get("de-en", folder / "de-en").commands == how_to_get("de-en", folder).commands
+
+
+def test_a_corpus_that_is_here_is_not_to_be_downloaded(folder, tmp_path, monkeypatch):
+    files.write_text(tmp_path / "ted-sk-en" / "train.sk", "Ahoj\n")
+    monkeypatch.setenv("QKNORM_DATA", str(tmp_path))
+    (only,) = how_to_get("sk-en", folder).commands
+    assert only.startswith("qknorm prepare") and "--corpus ted-sk-en" in only
+    assert len(how_to_get("ar-en", folder).commands) == 2
 
 
 def test_the_commands_that_are_told_are_known(folder):

@@ -3,7 +3,8 @@ import csv
 import pytest
 from paper_cases import finish, prepare_copy
 
-from qknorm.studies.grid.jobs import Result
+from qknorm.errors import InputError
+from qknorm.studies.grid.jobs import TRANSLATIONS, Result
 from qknorm.studies.paper.experiments import BEYOND, TABLES
 from qknorm.studies.paper.plan import make_plan
 from qknorm.studies.paper.report import CSV_COLUMNS, Extras, write_report
@@ -12,8 +13,8 @@ from qknorm.studies.paper.report import CSV_COLUMNS, Extras, write_report
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("pairs")
-    for pair in ("gl-en", "sk-en"):
-        prepare_copy(place / "text" / pair, languages=pair).folder.rename(place / pair)
+    for source in ("gl", "sk"):
+        prepare_copy(place / "text" / source, source=source).folder.rename(place / f"{source}-en")
     return place
 
 
@@ -26,6 +27,28 @@ def tokens(tmp_path_factory):
 def cells(written, title):
     table = next(each for each in written.page.tables if each.title.startswith(title))
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows], table
+
+
+def test_a_hyphen_within_a_language_is_none_between_languages(tmp_path):
+    data = prepare_copy(tmp_path, source="zh-cn", target="pt-BR")
+    plan = make_plan([TABLES["2"], BEYOND["width-query"]], tmp_path, data.folder)
+    for each in plan.planned:
+        finish(each.job, data, wrong=1)
+    text = write_report(plan, tmp_path, "").markdown.read_text(encoding="utf-8")
+    assert "| zh-cn→pt-BR | baseline |" in text and "zh-cn→pt-BR, cross-attention" in text
+    assert "zh→cn" not in text and "pt→BR" not in text
+
+
+@pytest.mark.parametrize("cut", [b"", b"UN DOUS\n"])
+def test_translations_that_are_cut_give_no_verdict(folder, tmp_path, cut):
+    plan = make_plan([TABLES["2"]], tmp_path, folder, pair="gl-en")
+    for each in plan.planned:
+        finish(each.job, each.data, wrong=2)
+    job = plan.jobs[0]
+    (job.folder / TRANSLATIONS).write_bytes(cut)
+    with pytest.raises(InputError, match=f"has 1 lines for 10 sentences; remove {job.folder} to run it again"):
+        write_report(plan, tmp_path, "")
+    assert not (tmp_path / "report.md").exists()
 
 
 def test_the_paper_and_ours_stand_side_by_side(folder, tmp_path):

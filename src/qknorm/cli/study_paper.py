@@ -8,12 +8,14 @@ from typing import Literal
 
 from rich.markup import escape
 
+from qknorm import files
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
 from qknorm.cli.grid_display import follow, require_finished, show_written, some_finished, tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
+from qknorm.studies.kind import ABOUT, read_study
 from qknorm.studies.paper.experiments import (
     BEYOND,
     EXPERIMENTS,
@@ -23,7 +25,6 @@ from qknorm.studies.paper.experiments import (
     find_experiment,
 )
 from qknorm.studies.paper.plan import RUNS, Plan, make_plan
-from qknorm.text.prepared import MANIFEST
 
 QUICK_PAIR, QUICK_MERGES, QUICK_SEEDS = "gl-en", 1_000, 2
 QUICK_TEST = 150
@@ -96,6 +97,7 @@ def run(words: Sequence[str]) -> None:
     words = ["qknorm", "study", "paper", *words]
     if arguments.report:
         require_finished(arguments.out / RUNS, words)
+    _require_same_kind(arguments)
     if arguments.quick:
         _prepare_demo(arguments.data)
     plan = make_plan(
@@ -108,8 +110,6 @@ def run(words: Sequence[str]) -> None:
         quick=arguments.quick,
         any_code=arguments.any_code,
     )
-    if arguments.report:
-        _require_quick(arguments, plan)
     for each in plan.missing:
         warn(f"the data of {each.pair} are not here; bring them with {' && '.join(each.commands)}")
     if not plan.planned:
@@ -167,11 +167,16 @@ def _experiments(arguments: Arguments) -> list[Experiment]:
     return [kept for each in chosen if (kept := each.choose(arguments.systems)).systems]
 
 
-def _require_quick(arguments: Arguments, plan: Plan) -> None:
-    """Refuses a report without --quick of a folder whose runs are those of a quick study."""
-    quick = (arguments.out / QUICK_DATA / MANIFEST).is_file()
-    if quick and not arguments.quick and not some_finished(plan.jobs):
-        raise InputError(f"--report: {arguments.out} holds a quick study; add --quick")
+def _require_same_kind(arguments: Arguments) -> None:
+    """Refuses the folder of another study, a quick one for a real one too: their pages would be lost."""
+    about = read_study(arguments.out, "paper")
+    if about is not None and about["paper"] != _about(arguments)["paper"]:
+        found, way_out = ("a", "leave out") if arguments.quick else ("a quick", "add")
+        raise InputError(f"{arguments.out} holds {found} study; {way_out} --quick, or name another --out")
+
+
+def _about(arguments: Arguments) -> dict[str, dict[str, bool]]:
+    return {"paper": {"quick": arguments.quick}}
 
 
 def _prepare_demo(folder: Path) -> None:
@@ -189,6 +194,7 @@ def _work(arguments: Arguments, plan: Plan) -> End:
     if not left:
         console.print(told, soft_wrap=True)
         return "done"
+    files.write_json(arguments.out / ABOUT, _about(arguments))
     try:
         if arguments.ray is not None:
             from qknorm.studies.grid.on_ray import run_on_ray
@@ -199,6 +205,8 @@ def _work(arguments: Arguments, plan: Plan) -> End:
                 run_on_ray(plan.jobs, root, arguments.ray, show, parallel=parallel, device=arguments.device)
         else:
             slots = make_slots(arguments.parallel, arguments.device)
+            if slots[0].device == "cpu" and not arguments.quick:
+                warn("on a CPU each run takes a day or more; --quick shows in a minute that all works")
             console.print(f"{told}; {len(slots)} at a time on {slots[0].device}", soft_wrap=True)
             with follow(plan.jobs) as show:
                 in_time = LocalGrid(plan.jobs, slots, show, max_minutes=arguments.max_minutes).run()

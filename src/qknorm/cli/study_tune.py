@@ -1,5 +1,6 @@
 """`qknorm study tune`."""
 
+import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,11 @@ from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import Job, unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
 from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
+from qknorm.studies.kind import read_study
 from qknorm.studies.paper.experiments import make_quick
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, WITHOUT_A_GPU, preset
-from qknorm.studies.tune.candidates import QUICK, check_factors
+from qknorm.studies.tune.candidates import NONE, QUICK, check_factors
 from qknorm.studies.tune.data import DataByMerges, keep_text, require_same_text
 from qknorm.studies.tune.search import RUNS, START_SEEDS, Search, Trial
 from qknorm.text.prepared import MANIFEST, PreparedData
@@ -89,12 +91,15 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, trains what is missing stage by stage, and shows what helped."""
     arguments = _check(parse(Arguments, words, "study tune"))
+    read_study(arguments.out, "tune")
     words = ["qknorm", "study", "tune", *words]
     if arguments.report:
         require_finished(arguments.out / RUNS, words)
     search = _search(arguments)
     work = _Work(arguments, search.data.base)
-    _warn_of_the_cpu(arguments)
+    small = WITHOUT_A_GPU.get(arguments.preset)
+    if small and not arguments.quick and work.slots and work.slots[0].device == "cpu":
+        warn(f"on a CPU this takes days; smaller is --preset {small} --against {small}")
     done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
@@ -117,14 +122,6 @@ def run(words: Sequence[str]) -> None:
         raise SystemExit(130)
     if failed and not arguments.report:
         raise SystemExit(1)
-
-
-def _warn_of_the_cpu(arguments: Arguments) -> None:
-    from qknorm.training.parallel import choose_device
-
-    small = WITHOUT_A_GPU.get(arguments.preset)
-    if small and not (arguments.quick or arguments.report) and choose_device(arguments.device).type == "cpu":
-        warn(f"on a CPU this takes days; smaller is --preset {small} --against {small}")
 
 
 def _stages(search: Search) -> Iterator[list[Trial]]:
@@ -162,6 +159,10 @@ def _check(parsed: Arguments) -> Arguments:
     for option in ("parallel", "seeds", "values", "max_minutes", "max_steps", "merges"):
         if (given := getattr(parsed, option)) is not None and not given > 0:
             raise InputError(f"--{option.replace('_', '-')} is {given}; give a number above 0")
+    if not math.isfinite(parsed.margin):
+        raise InputError(f"--margin is {parsed.margin}; give a number of BLEU")
+    if NONE in parsed.only and len(parsed.only) > 1:
+        raise InputError("--only: none stands alone; leave it out, or the factors")
     if parsed.quick:
         if parsed.data:
             raise InputError("--quick has data of its own; leave out --data")
@@ -239,6 +240,7 @@ class _Work:
         self._arguments, self._text = arguments, text
         minutes = arguments.max_minutes
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.slots = [] if arguments.report else make_slots(arguments.parallel, arguments.device)
         self.interrupted = False
         self.jobs: list[Job] = []
 
@@ -250,12 +252,11 @@ class _Work:
         console.print(f"{stage}: {len(jobs)} runs, {len(jobs) - len(left)} finished before", soft_wrap=True)
         if not left or self._arguments.report:
             return not left
-        slots = make_slots(self._arguments.parallel, self._arguments.device)
         keep_text(self._text, self._arguments.out)  # not before: what cannot be begun is to hold no folder
         minutes = None if self._end is None else max(0.0, self._end - time.monotonic()) / 60
         try:
             with follow(jobs) as show:
-                in_time = LocalGrid(jobs, slots, show, max_minutes=minutes).run()
+                in_time = LocalGrid(jobs, self.slots, show, max_minutes=minutes).run()
         except KeyboardInterrupt:
             warn("stopped; the same command goes on from what was saved")
             self.interrupted = True

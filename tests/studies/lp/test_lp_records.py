@@ -253,6 +253,6 @@ def test_the_folder_of_a_search_is_told_as_such(tmp_path: Path) -> None:
     about = {"text": {"source": "gl", "target": "en", "pairs": 80, "fingerprint": "0"}}
     (tmp_path / "study.json").write_text(json.dumps(about))
     for enter in (StudyFolder.open, lambda path: StudyFolder.create_or_open(path, tiny_study(), TEXT)):
-        with pytest.raises(InputError, match=r"holds a search of qknorm study tune; name another --out"):
+        with pytest.raises(InputError, match=r"holds a study of qknorm study tune; name another folder"):
             enter(tmp_path)
     assert json.loads((tmp_path / "study.json").read_text()) == about

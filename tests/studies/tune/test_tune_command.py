@@ -172,14 +172,14 @@ def test_the_folder_of_another_study_is_told_as_such(here, tmp_path):
     lp += ["--model.context", "12", "--fold-count", "3"]
     run(lp)
     before = (out / "study.json").read_bytes()
-    with pytest.raises(InputError, match=r"out holds a study of qknorm study lp; name another --out"):
+    with pytest.raises(InputError, match=r"out holds a study of qknorm study lp; name another folder"):
         run(["tune", "--quick", "--only", "none", "--out", str(out)])
     assert (out / "study.json").read_bytes() == before
 
 
 def test_the_folder_of_a_search_is_none_for_lp(data, tmp_path):
     keep_text(data, tmp_path)
-    with pytest.raises(InputError, match=r"holds a search of qknorm study tune; name another --out"):
+    with pytest.raises(InputError, match=r"holds a study of qknorm study tune; name another folder"):
         run(["lp", "--quick", "--device", "cpu", "--out", str(tmp_path)])
 
 
@@ -261,6 +261,8 @@ def test_a_search_that_takes_days_on_a_cpu_names_the_small_preset(data, tmp_path
         (["--data", "x", "--only", "head"], "--only head: there is no such factor"),
         (["--data", "x", "--seeds", "0"], "--seeds is 0; give a number above 0"),
         (["--data", "x", "--max-minutes", "0"], "--max-minutes is 0"),
+        (["--data", "x", "--margin", "nan"], "--margin is nan; give a number of BLEU"),
+        (["--data", "x", "--only", "none", "merges"], "--only: none stands alone"),
         (["--data", "nowhere"], "nowhere is no folder"),
     ],
 )

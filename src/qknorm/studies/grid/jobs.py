@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from qknorm import files
 from qknorm.config import Train
 from qknorm.errors import InputError
@@ -20,7 +22,9 @@ from qknorm.version import __version__
 JOB, RESULT, FAILURE, LOG, RUN, TRANSLATIONS, GIVEN_OUT, DEVICE_TIME = (
     "job.json", "result.json", "failure.json", "log.txt", "run", "test.txt", "given-out", "device-time.json"
 )  # fmt: skip
-DECIDING = ("attention", "config", "decoding", "models", "scoring", "text", "training", "specials.py")
+DECIDING = (
+    "attention", "config", "decoding", "models", "scoring", "studies/grid/scores.py", "text", "training", "specials.py"
+)  # fmt: skip
 """The parts of the code that decide what a training gives; the rest may change without making runs old."""
 TAIL_BYTES = 8_192
 
@@ -118,6 +122,8 @@ class Job:
 class Result:
     """How a job ended; a diverged one has no scores."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     status: Literal["finished", "diverged"]
     reason: str
     seconds: float
@@ -137,15 +143,25 @@ class Result:
         files.write_json(folder / RESULT, asdict(self))
 
 
+_RESULT = TypeAdapter(Result)
+
+
 def read_result(folder: Path) -> Result | None:
     """The result of a job that is done, else None."""
     path = folder / RESULT
     if not path.is_file():
         return None
     try:
-        return Result(**_load(path))
-    except TypeError:
-        raise InputError(f"{path} was written by another version of qknorm; remove {folder} to run it again") from None
+        result = _RESULT.validate_python(_load(path))
+    except ValidationError:
+        result = None
+    if result is None or not all(map(_is_score, result.scores.values())):
+        raise InputError(f"{path} is damaged, or of another version of qknorm; remove {folder} to run it again")
+    return result
+
+
+def _is_score(score: Mapping[str, Any]) -> bool:
+    return isinstance(score.get("value"), float | int) and isinstance(score.get("signature"), str)
 
 
 def begin_count(folder: Path) -> None:
@@ -179,19 +195,24 @@ def read_device_seconds(folder: Path) -> float | None:
 
 def _account(folder: Path) -> dict[str, Any]:
     try:
-        return _load(folder / DEVICE_TIME)
+        account = _load(folder / DEVICE_TIME)
     except InputError:
         return {}
+    return account if isinstance(account.get("device_seconds"), float | int | None) else {}
 
 
-def read_translations(folder: Path, name: str = TRANSLATIONS) -> list[str]:
-    """The test set as a finished job translated it, or another file of its translations."""
+def read_translations(folder: Path, sentences: int, name: str = TRANSLATIONS) -> list[str]:
+    """The test set of so many sentences as a finished job translated it, or another file of its translations."""
     try:
-        return (folder / name).read_bytes().decode().removesuffix("\n").split("\n")
+        lines = (folder / name).read_bytes().decode().removesuffix("\n").split("\n")
+        fault = "" if len(lines) == sentences else f"has {len(lines):,} lines for {sentences:,} sentences"
     except OSError as error:
-        raise InputError(
-            f"{folder / name} cannot be read ({error.strerror}); remove {folder} to run it again"
-        ) from None
+        fault = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError:
+        fault = "is damaged, and no UTF-8"
+    if fault:
+        raise InputError(f"{folder / name} {fault}; remove {folder} to run it again")
+    return lines
 
 
 @dataclass(frozen=True)
@@ -283,17 +304,18 @@ def _last_step(settings: Train) -> int:
 
 def _progress(path: Path) -> tuple[int, float | None, float | None]:
     """Step, newest dev BLEU and seconds, from the last lines of the metrics: the file of a long run is long."""
-    step, dev, seconds = 0, None, None
+    known: Sequence[float | None] = (0, None, None)
     for line in _tail(path).splitlines():
         try:
             row = json.loads(line)
         except ValueError:  # the first line of the tail is cut, the last may still be in writing
             continue
         if isinstance(row, dict):
-            step = row.get("step", step)
-            dev = row.get("dev_bleu", dev)
-            seconds = row.get("time", {}).get("elapsed", seconds)
-    return step, dev, seconds
+            time = row.get("time")
+            told = row.get("step"), row.get("dev_bleu"), time.get("elapsed") if isinstance(time, dict) else None
+            known = [new if isinstance(new, int | float) else old for new, old in zip(told, known, strict=True)]
+    step, dev, seconds = known
+    return int(step or 0), dev, seconds
 
 
 def _tail(path: Path) -> bytes:

@@ -6,6 +6,7 @@ Where they do not, data go to them through Ray's object store and what they made
 
 import json
 import shutil
+import socket
 import tempfile
 import time
 import uuid
@@ -40,6 +41,7 @@ from qknorm.studies.grid.work import do_given_out
 
 RETRIES = 3
 """How often a task is begun again whose worker, or whose machine, died."""
+ANSWER_SECONDS = 10.0
 MARK = ".shared"
 BROUGHT_BACK = (RESULT, FAILURE, TRANSLATIONS, f"{RUN}/")
 
@@ -214,9 +216,12 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
+        if port.isdecimal():  # Ray itself waits a quarter of an hour for who does not answer
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
         told = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"--ray {address}: no cluster answers there ({told}); start one with ray start --head"

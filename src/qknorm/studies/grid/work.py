@@ -2,7 +2,8 @@
 
 import sys
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -141,15 +142,26 @@ def _clear_unreadable(job: Job) -> str:
 
 def _train(job: Job, device: str | None) -> Outcome:
     begun = is_run(job.run) and bool(list_steps(job.run))
-    outcome = train(job.data, job.run, None if begun else job.settings, resume=begun, device=device, quiet=True)
+    with _begin_anew_as_a_way_out(job) if begun else nullcontext():
+        outcome = train(job.data, job.run, None if begun else job.settings, resume=begun, device=device, quiet=True)
     if outcome is None:
         raise InputError("a job is done by one process; run it without torchrun")
     return outcome
 
 
+@contextmanager
+def _begin_anew_as_a_way_out(job: Job) -> Iterator[None]:
+    """Of a run folder with a damaged file: the next command would fail by it again."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}; or remove {job.run} to begin this run anew") from None
+
+
 def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -> Result:
     split = data.split(job.split)
-    translator = load_translator(job.run, device=device)
+    with _begin_anew_as_a_way_out(job):
+        translator = load_translator(job.run, device=device)
     translations = translator.translate(split.text(data.source))
     references = split.text(data.target)
     scores: dict[str, dict[str, Any]] = {}

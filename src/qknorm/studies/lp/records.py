@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take
+from qknorm.studies.kind import ABOUT, read_study
 from qknorm.studies.lp.corpus import Text
 from qknorm.studies.lp.design import ARMS, LpStudy, Run, fingerprint
 from qknorm.studies.tables import write_csv
 
 FORMAT_VERSION = 1
-ABOUT, RUNS = "study.json", "runs"
+RUNS = "runs"
 CURVE_COLUMNS = ("arm", "p", "fold", "iteration", "validation", "training", "ms_per_iteration")
 
 
@@ -181,11 +182,10 @@ def write_curves(records: Sequence[Record], path: Path) -> None:
 def read_about(path: Path) -> About:
     """What a folder says of its study; refuses what is none, or damaged."""
     file = path / ABOUT
-    if not file.is_file():
+    content = read_study(path, "lp")
+    if content is None:
         raise InputError(f"{path} holds no study (it has no {ABOUT}); run qknorm study lp --out {path} first")
-    content = _load(file)
-    if isinstance(content, dict) and content.keys() == {"text"}:
-        raise InputError(f"{path} holds a search of qknorm study tune; name another --out, or another to --merge")
+    _check_format(file, content)
     try:
         study = LpStudy.model_validate(content["settings"])
         about = About(study, content["text"], content["fingerprint"])
@@ -210,6 +210,12 @@ def _read_record(file: Path, expected: str) -> Record:
     return record
 
 
+def _check_format(file: Path, content: Any) -> None:
+    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        raise InputError(f"{file} has format {version}, this version of qknorm reads {FORMAT_VERSION}; move it away")
+
+
 def _load(file: Path) -> Any:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -217,9 +223,7 @@ def _load(file: Path) -> Any:
         raise InputError(f"{file} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise InputError(f"{file} is damaged ({error}); delete it to run it again") from None
-    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
-    if version != FORMAT_VERSION:
-        raise InputError(f"{file} has format {version}, this version of qknorm reads {FORMAT_VERSION}; move it away")
+    _check_format(file, content)
     return content
 
 

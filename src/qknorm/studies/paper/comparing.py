@@ -18,7 +18,7 @@ from qknorm.scoring.paired_tests import koehn_p
 from qknorm.scoring.resampling import bootstrap_totals
 from qknorm.studies.grid.jobs import Result, read_device_seconds, read_result, read_translations
 from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure, measures_for
-from qknorm.studies.paper.experiments import Experiment
+from qknorm.studies.paper.experiments import Experiment, System
 from qknorm.studies.paper.plan import Planned
 
 SAMPLES, SEED = 1_000, 12_345
@@ -33,6 +33,8 @@ class Compared:
 
     experiment: Experiment
     pair: str
+    languages: str
+    """The pair as tables show it: a language's own name may have a hyphen."""
     system: str
     what: str
     against: str | None
@@ -101,7 +103,7 @@ class Comparer:
 
     def compare(self, planned: Sequence[Planned]) -> list[Compared]:
         """A line for every system of one experiment on one pair, in order."""
-        experiment, pair = planned[0].experiment, planned[0].pair
+        experiment = planned[0].experiment
         by_system: dict[str, list[tuple[Planned, Result]]] = {each.system.name: [] for each in planned}
         for each in planned:
             result = read_result(each.job.folder)
@@ -113,7 +115,7 @@ class Comparer:
         for name, system in systems.items():
             against = system.against or experiment.reference
             count = sum(each.system.name == name for each in planned)
-            line = _summarise(experiment, pair, by_system[name], count, system.name, system.what, against)
+            line = _summarise(planned[0], system, against, by_system[name], count)
             lines.append(self._test(replace(line, measure=measure), by_system[name], by_system.get(against, [])))
         return lines
 
@@ -140,21 +142,16 @@ class Comparer:
         if key not in self._draws:
             measure = Measure(name, each.data.target)
             references = each.data.split("test").text(each.data.target)
-            counts = measure.count(read_translations(each.job.folder), references)
+            counts = measure.count(read_translations(each.job.folder, len(references)), references)
             totals = bootstrap_totals([counts], SAMPLES, SEED)[0]
             self._draws[key] = measure.metric.score_totals(totals)
         return self._draws[key]
 
 
 def _summarise(
-    experiment: Experiment,
-    pair: str,
-    finished: Sequence[tuple[Planned, Result]],
-    planned: int,
-    system: str,
-    what: str,
-    against: str,
+    any_of_pair: Planned, system: System, against: str, finished: Sequence[tuple[Planned, Result]], planned: int
 ) -> Compared:
+    experiment, pair = any_of_pair.experiment, any_of_pair.pair
     scored = [each for each in finished if each[1].scores]
     ended = [result for _, result in finished if result.status != "diverged"]
     folders = [each.job.folder for each, result in finished if result.status != "diverged"]
@@ -162,11 +159,12 @@ def _summarise(
     return Compared(
         experiment,
         pair,
-        system,
-        what,
-        against if against != system else None,
-        _shown(experiment, pair, system),
-        _claimed(experiment, pair, system, against),
+        any_of_pair.languages,
+        system.name,
+        system.what,
+        against if against != system.name else None,
+        _shown(experiment, pair, system.name),
+        _claimed(experiment, pair, system.name, against),
         tuple(_score(each) for each in scored),
         tuple(result.dev_bleu for result in ended if result.dev_bleu is not None),
         tuple(result.seconds for result in ended),

@@ -10,7 +10,7 @@ from qknorm.inspection.report import MEASURES, TAKE_LARGEST, ModelLook, Report
 from qknorm.progress import Progress
 from qknorm.studies.grid.jobs import read_result
 from qknorm.studies.paper.plan import Plan, Planned
-from qknorm.studies.paper.report import NOTHING, WORDS, Extras, arrow
+from qknorm.studies.paper.report import NOTHING, WORDS, Extras
 from qknorm.studies.tables import Table
 from qknorm.training.checkpoint import list_steps
 
@@ -39,12 +39,13 @@ def look_inside(
             warn(f"{pair}: the figures need both systems of Table 2 with one seed, finished, their weights in {out}")
             continue
         looks = _look(runs, device, progress)
+        first = next(iter(runs.values()))
         for figure in figures:
             system = SYSTEM_OF_FIGURE[figure]
             path = out / f"figure-{figure}-{pair}.png"
             draw_heads(Report([looks[system]]), path)
-            pictures[f"Figure {figure}, {arrow(pair)}: self-attention of {system}, first encoder layer"] = path
-        tables.append(_measures(pair, looks, next(iter(runs.values())).seed))
+            pictures[f"Figure {figure}, {first.languages}: self-attention of {system}, first encoder layer"] = path
+        tables.append(_measures(first, looks))
     return Extras(pictures, tuple(tables), quick)
 
 
@@ -80,7 +81,7 @@ def _texts(planned: Planned) -> list[str]:
     return (fitting or sources)[:SENTENCES]
 
 
-def _measures(pair: str, looks: dict[str, ModelLook], seed: int) -> Table:
+def _measures(planned: Planned, looks: dict[str, ModelLook]) -> Table:
     """Each attention of both systems: measures over its heads, and what the heads look at."""
     rows = []
     for attention in next(iter(looks.values())).attentions:
@@ -94,11 +95,11 @@ def _measures(pair: str, looks: dict[str, ModelLook], seed: int) -> Table:
     count = len(next(iter(looks.values())).sentences)
     notes = tuple(f"{MEASURES[name][0]}: {MEASURES[name][1]}." for name in SHOWN)
     return Table(
-        f"What the heads do, {arrow(pair)}, over {count} test sentences",
+        f"What the heads do, {planned.languages}, over {count} test sentences",
         columns,
         tuple(rows),
         WORDS | {"heads look at"},
-        (f"Means over heads; of the largest |logit|, the largest. Seed {seed}.", *notes),
+        (f"Means over heads; of the largest |logit|, the largest. Seed {planned.seed}.", *notes),
     )
 
 

@@ -11,6 +11,7 @@ from qknorm.studies.paper.experiments import Experiment, System, make_quick
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import CORPORA, MERGES, PAIRS, PRETOKENIZED
 from qknorm.text.catalogue import suggestion
+from qknorm.text.corpora import local_folder
 from qknorm.text.prepared import MANIFEST, PreparedData
 
 RUNS = "runs"
@@ -26,6 +27,11 @@ class Planned:
     seed: int
     job: Job
     data: PreparedData
+
+    @property
+    def languages(self) -> str:
+        """The pair as tables show it."""
+        return f"{self.data.source}→{self.data.target}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,8 @@ def how_to_get(pair: str, data: Path) -> MissingPair:
     ]
     if pair in PRETOKENIZED:
         words.append("--subwords.pretokenized")
-    return MissingPair(pair, (f"qknorm corpora download {corpus}", shlex.join(words)))
+    download = () if local_folder(corpus) else (f"qknorm corpora download {corpus}",)
+    return MissingPair(pair, (*download, shlex.join(words)))
 
 
 def make_plan(

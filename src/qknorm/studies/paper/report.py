@@ -71,7 +71,7 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
     rows = []
     for line in lines:
         told = [_number(line.published, ".2f"), _number(line.claimed, "+.2f")] if of_paper else []
-        rows.append((arrow(line.pair), line.system, line.what, *told, *_our_cells(line)))
+        rows.append((line.languages, line.system, line.what, *told, *_our_cells(line)))
     title = f"{experiment.where}: {experiment.title}" if experiment.where else f"Beyond the paper: {experiment.title}"
     notes = [f"Compared with {experiment.reference}, unless the line is a pair of systems under one change."]
     if all(line.system == experiment.reference or line.against == experiment.reference for line in lines):
@@ -81,7 +81,7 @@ def _table(experiment: Experiment, lines: Sequence[Compared]) -> Table:
         notes += _average_gain(experiment.where, lines)
     if len(experiment.pairs) > 1 and any(line.pair not in experiment.pairs for line in lines):
         notes.append("For a pair that the paper does not have, its difference is the average over its own pairs.")
-    plain = ", ".join(dict.fromkeys(arrow(line.pair) for line in lines if line.measure == PLAIN))
+    plain = ", ".join(dict.fromkeys(line.languages for line in lines if line.measure == PLAIN))
     if of_paper and plain:
         notes.append(
             f"{plain}: text that was never tokenised, scored by SacreBLEU as it is; the paper's numbers beside it are "
@@ -139,7 +139,7 @@ def summarise(
         if not line.experiment.where and line.outcome:
             p, difference = _number(line.p, ".3f"), _number(line.difference, "+.2f")
             told = "" if line.p is None else f" ({difference} to {line.against}, p = {p})"
-            summary.append(f"{arrow(line.pair)}, {line.what}: {line.outcome}{told}.")
+            summary.append(f"{line.languages}, {line.what}: {line.outcome}{told}.")
     left = sum(read_result(job.folder) is None for job in plan.jobs)
     if left:
         summary.append(f"Not finished: {left} of {len(plan.jobs)} runs. {going_on(command)}")
@@ -231,7 +231,7 @@ def _results(plan: Plan) -> list[Result]:
 
 
 def arrow(pair: str) -> str:
-    """A pair as the paper writes it."""
+    """One of the paper's pairs as it writes it."""
     return pair.replace("-", "→")
 
 

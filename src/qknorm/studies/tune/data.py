@@ -1,6 +1,5 @@
 """One corpus cut into subwords by several numbers of merges: the same sentences each time, and no test set."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,11 @@ from qknorm import files
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.errors import InputError
 from qknorm.progress import Progress
+from qknorm.studies.kind import ABOUT, read_study
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import MANIFEST, PreparedData, fingerprint, text_name
 
 TRAINED_ON = ("train", "dev")
-ABOUT = "study.json"
-"""In the folder of a search: the text that it is on, and nothing else. `study lp` has a file of this name too."""
 
 
 @dataclass
@@ -70,7 +68,8 @@ def require_same_text(base: PreparedData, out: Path) -> None:
 
     Other merges of the same text are no other text.
     """
-    texts = [_kept(out)] if (out / ABOUT).is_file() else list(_searched_before(out))
+    kept = _kept(out)
+    texts = [kept] if kept else list(_searched_before(out))
     mark = _about(base)["fingerprint"] if texts else ""
     for text in texts:
         if text["fingerprint"] != mark:
@@ -84,17 +83,16 @@ def keep_text(base: PreparedData, out: Path) -> None:
         files.write_json(out / ABOUT, {"text": _about(base)})
 
 
-def _kept(out: Path) -> dict[str, Any]:
-    """The text that the folder's own file tells; refuses one that is damaged, or of another study."""
-    file = out / ABOUT
+def _kept(out: Path) -> dict[str, Any] | None:
+    """The text that the folder's own file tells; None where it has no such file."""
+    content = read_study(out, "tune")
+    if content is None:
+        return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if "settings" not in content:
-            text = {name: content["text"][name] for name in ("source", "target", "pairs", "fingerprint")}
-            return {**text, "pairs": int(text["pairs"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{file} is damaged; move it away, or name another --out") from None
-    raise InputError(f"{out} holds a study of qknorm study lp; name another --out")
+        text = {name: content["text"][name] for name in ("source", "target", "pairs", "fingerprint")}
+        return {**text, "pairs": int(text["pairs"])}
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{out / ABOUT} is damaged; move it away, or name another folder") from None
 
 
 def _searched_before(out: Path) -> Iterator[dict[str, Any]]:
