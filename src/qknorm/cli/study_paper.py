@@ -206,7 +206,7 @@ def _work(arguments: Arguments, plan: Plan) -> End:
         else:
             slots = make_slots(arguments.parallel, arguments.device)
             if slots[0].device == "cpu" and not arguments.quick:
-                warn("on a CPU each run takes a day or more; --quick shows in a minute that all works")
+                warn("on a CPU each run takes half a day or more; --quick shows in a minute that all works")
             console.print(f"{told}; {len(slots)} at a time on {slots[0].device}", soft_wrap=True)
             with follow(plan.jobs) as show:
                 in_time = LocalGrid(plan.jobs, slots, show, max_minutes=arguments.max_minutes).run()
