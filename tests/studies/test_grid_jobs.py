@@ -1,13 +1,15 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from paper_cases import finish, prepare_copy, tiny
 
 from qknorm.errors import InputError
-from qknorm.studies.grid import jobs
+from qknorm.studies.grid import jobs, scores
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import (
+    DECIDING,
     DEVICE_TIME,
     RESULT,
     RUN,
@@ -176,7 +178,7 @@ def test_damaged_lines_of_metrics_and_a_damaged_account_tell_nothing(data, tmp_p
 def test_translations_keep_what_other_readers_take_for_line_ends(data, tmp_path):
     lines = ["a\u2028b", "", "c\rd", " e "]
     (tmp_path / TRANSLATIONS).write_bytes("".join(f"{line}\n" for line in lines).encode())
-    assert read_translations(tmp_path, 4) == lines
+    assert read_translations(tmp_path / TRANSLATIONS, 4, tmp_path) == lines
 
 
 def test_damage_is_named(data, tmp_path):
@@ -201,14 +203,25 @@ def test_damage_is_named(data, tmp_path):
     (job.folder / "job.json").write_text('{"name": "x"}', encoding="utf-8")
     with pytest.raises(InputError, match=r"job\.json is damaged"):
         Job.read(job.folder)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_translations(tmp_path, 2)
-    (tmp_path / TRANSLATIONS).write_bytes(b"a\n")
-    with pytest.raises(InputError, match=r"test\.txt has 1 lines for 2 sentences; remove"):
-        read_translations(tmp_path, 2)
-    (tmp_path / TRANSLATIONS).write_bytes(b"a\n\xff\n")
-    with pytest.raises(InputError, match=r"test\.txt is damaged, and no UTF-8; remove"):
-        read_translations(tmp_path, 2)
+    path = tmp_path / TRANSLATIONS
+    with pytest.raises(InputError, match=rf"test\.txt cannot be read .*; remove {job.folder} and run the same again"):
+        read_translations(path, 2, job.folder)
+    for content, sentences, told in (
+        (b"a\n", 2, r"has 1 lines for 2 sentences"),
+        (b"", 1, r"has 0 lines for 1 sentences"),
+        (b"a\n\xff\n", 2, r"is damaged, and no UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=rf"test\.txt {told}; remove {path} and run the same again"):
+            read_translations(path, sentences, path)
+    path.write_bytes(b"\n")
+    assert read_translations(path, 1, path) == [""]
+
+
+def test_the_code_that_a_result_is_known_by_is_there():
+    package = Path(jobs.__file__).parents[2]
+    assert all((package / part).exists() for part in DECIDING)
+    assert any(Path(scores.__file__).is_relative_to(package / part) for part in DECIDING)
 
 
 def test_a_result_takes_the_place_of_a_failure(tmp_path):

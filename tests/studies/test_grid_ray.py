@@ -1,5 +1,6 @@
 """The grid on a real Ray cluster of this machine, whose two workers are processes of their own."""
 
+import io
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from qknorm.studies.grid import on_ray
 from qknorm.studies.grid.claims import take
 from qknorm.studies.grid.jobs import (
     GIVEN_OUT,
+    TRANSLATIONS,
     Job,
     begin_count,
     end_count,
@@ -104,7 +106,7 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     run_on_ray([victim, *others], tmp_path / "runs", "auto", kill_its_node, device="cpu", work=work)
     assert len(started.worker_nodes) == 1
     assert [look(job).state for job in (victim, *others)] == ["finished", "finished"]
-    assert read_translations(victim.folder, 10)
+    assert read_translations(victim.folder / TRANSLATIONS, 10, victim.folder)
     assert (shared / "found").read_text(encoding="utf-8") == "[4]", "it went on from the checkpoint of the dead worker"
 
     # the same again, to workers that do not see the folder: everything travels through the object store
@@ -112,7 +114,7 @@ def test_a_worker_that_dies_in_a_run_costs_no_run(cluster, data, tmp_path, monke
     (far,) = plan(data, tmp_path / "far", 1)
     run_on_ray([far], tmp_path / "far", "auto", lambda views: None, device="cpu")
     assert read_result(far.folder).scores == read_result(victim.folder).scores
-    assert read_translations(far.folder, 10) == read_translations(victim.folder, 10)
+    assert (far.folder / TRANSLATIONS).read_bytes() == (victim.folder / TRANSLATIONS).read_bytes()
     assert (far.run / "checkpoints").is_dir()
 
 
@@ -154,6 +156,19 @@ def test_without_ray_there_is_a_way_to_get_it(data, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r'pip install "qknorm\[ray\]"'):
         run_on_ray(plan(data, tmp_path, 1), tmp_path, "auto", lambda views: None)
+
+
+def test_an_address_of_ipv6_is_asked_as_it_is(monkeypatch):
+    asked = []
+
+    def connect(address, timeout):
+        asked.append(address)
+        return io.BytesIO()
+
+    monkeypatch.setattr(on_ray.socket, "create_connection", connect)
+    for address in ("[::1]:6379", "ray://[::1]:6379", "auto", "local"):
+        on_ray._connect(SimpleNamespace(init=lambda **_: None), address)
+    assert asked == [("::1", 6379)] * 2
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "127.0.0.1:99999{}"])

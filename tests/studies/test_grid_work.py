@@ -14,6 +14,7 @@ from qknorm.studies.grid.jobs import (
     FAILURE,
     GIVEN_OUT,
     LOG,
+    TRANSLATIONS,
     Job,
     is_free,
     look,
@@ -44,7 +45,7 @@ def test_a_job_is_trained_scored_and_done_once(data, tmp_path, monkeypatch):
     assert (result.status, result.steps) == ("finished", 8)
     assert set(result.scores) == {TOKENISED, RELEASED, MOSES, TREEBANK}
     assert all(score["signature"] for score in result.scores.values())
-    assert read_translations(job.folder, len(data.split("test")))
+    assert read_translations(job.folder / TRANSLATIONS, len(data.split("test")), job.folder)
     assert result.made_by["code"] == job.code
     assert find_holder(job.folder) is None
     assert list_steps(job.run) == [result.best_step]
@@ -69,8 +70,7 @@ def test_an_interrupted_job_goes_on_and_ends_as_one_that_never_stopped(data, tmp
     assert do(whole.folder, "cpu") == "done"
     one, other = read_result(stopped.folder), read_result(whole.folder)
     assert (one.scores, one.best_step, one.dev_bleu) == (other.scores, other.best_step, other.dev_bleu)
-    count = len(data.split("test"))
-    assert read_translations(stopped.folder, count) == read_translations(whole.folder, count)
+    assert (stopped.folder / TRANSLATIONS).read_bytes() == (whole.folder / TRANSLATIONS).read_bytes()
 
 
 def interrupt_at_the_first_evaluation(job, monkeypatch):
@@ -91,9 +91,21 @@ def test_a_damaged_file_of_a_run_has_a_way_out_that_helps(data, tmp_path, monkey
     interrupt_at_the_first_evaluation(job, monkeypatch)
     (job.run / name).write_text("{", encoding="utf-8")
     assert do(job.folder, "cpu") == "failed"
-    assert look(job).note.endswith(f"; or remove {job.run} to begin this run anew")
+    assert look(job).note.endswith(f"; or remove {job.run} to begin it anew")
     shutil.rmtree(job.run)
     assert do(job.folder, "cpu") == "done"
+
+
+def test_what_is_no_damage_costs_no_run(data, tmp_path, monkeypatch):
+    job = make(data, tmp_path)
+    interrupt_at_the_first_evaluation(job, monkeypatch)
+
+    def fail(*_, **__):
+        raise InputError("the disk is full; make room")
+
+    monkeypatch.setattr(work, "train", fail)
+    assert do(job.folder, "cpu") == "failed"
+    assert look(job).note == "the disk is full; make room"
 
 
 def test_a_job_that_came_without_its_large_files_begins_anew_and_says_so(data, tmp_path, monkeypatch):

@@ -86,31 +86,47 @@ def test_while_nothing_is_finished_an_earlier_page_stays(here, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("report", [[], ["--report"]])
-def test_a_quick_study_and_a_real_one_and_other_studies_leave_each_others_pages(report, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("about", "words", "told"),
+    [
+        ({"study": "paper --quick"}, [], "s holds a study of qknorm study paper --quick; name another folder"),
+        ({"study": "paper"}, ["--quick"], "s holds a study of qknorm study paper; name another folder"),
+        ({"text": {}}, [], "s holds a study of qknorm study tune; name another folder"),
+        ({"settings": {}, "text": {}}, ["--quick"], "s holds a study of qknorm study lp; name another folder"),
+        ({}, [], r"study\.json is damaged; move it away"),
+        (["study"], [], r"study\.json is damaged; move it away"),
+        ({"study": None}, [], r"study\.json is damaged; move it away"),
+    ],
+)
+def test_studies_leave_each_others_pages(about, words, told, report, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     files.write_text(tmp_path / "s" / "runs" / "0-0" / "result.json", "{}")
-    for about, words, told in (
-        ({"paper": {"quick": True}}, [], r"s holds a quick study; add --quick, or name another --out"),
-        ({"paper": {"quick": False}}, ["--quick"], r"s holds a study; leave out --quick, or name another --out"),
-        ({"text": {}}, [], r"s holds a study of qknorm study tune; name another folder"),
-        ({"settings": {}, "text": {}}, ["--quick"], r"s holds a study of qknorm study lp; name another folder"),
-        ({}, [], r"study\.json is damaged; move it away"),
-    ):
-        files.write_json(tmp_path / "s" / "study.json", about)
-        with pytest.raises(InputError, match=told):
-            run(["paper", *words, *report, "--out", "s"])
-        assert "not here" not in capsys.readouterr().err  # what to download is beside the point
+    files.write_json(tmp_path / "s" / "study.json", about)
+    with pytest.raises(InputError, match=told):
+        run(["paper", *words, *report, "--out", "s"])
+    assert "not here" not in capsys.readouterr().err  # what to download is beside the point
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["runs", "study.json"]
 
 
 def test_a_study_leaves_its_mark_and_goes_on_by_it(here, tmp_path):
-    run(["paper", "--quick", "--out", str(tmp_path)])
-    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == {"paper": {"quick": True}}
-    run(["paper", "--quick", "--out", str(tmp_path)])
-    with pytest.raises(InputError, match="holds a study of qknorm study paper; name another folder"):
-        run(["tune", "--quick", "--out", str(tmp_path)])
-    with pytest.raises(InputError, match="holds a study of qknorm study paper; name another folder"):
-        run(["lp", "--quick", "--device", "cpu", "--out", str(tmp_path)])
+    words = ["paper", "--quick", "--seeds", "1", "--out", str(tmp_path)]
+    for name in ("data/prepared.json", "corpus/train.gl"):  # as --quick leaves them
+        files.write_text(tmp_path / name, "{}")
+    run(words)
+    assert json.loads((tmp_path / "study.json").read_text(encoding="utf-8")) == {"study": "paper --quick"}
+    run(words)
+    (tmp_path / "study.json").unlink()  # a folder from before there were marks is known by its runs
+    for other in (["tune", "--quick"], ["lp", "--quick", "--device", "cpu"], ["paper", "--report"]):
+        with pytest.raises(InputError, match="holds a study of qknorm study paper --quick; name another folder"):
+            run([*other, "--out", str(tmp_path)])
+    run([*words, "--report"])
+    assert (tmp_path / "study.json").is_file()
+
+
+def test_what_cannot_begin_leaves_no_mark(here, tmp_path):
+    with pytest.raises(InputError, match="--device tpu is no device"):
+        run(["paper", "--quick", "--device", "tpu", "--out", str(tmp_path)])
+    assert not (tmp_path / "study.json").exists()
 
 
 def test_a_report_of_nothing_is_refused_and_leaves_what_is_there(here, tmp_path, monkeypatch):
@@ -150,7 +166,8 @@ def test_bad_words_get_a_sentence(words, told, tmp_path, monkeypatch):
         run(["paper", *words])
 
 
-def test_an_interrupt_tells_how_to_go_on(here, data, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("quick", [True, False])
+def test_an_interrupt_tells_how_to_go_on(here, data, tmp_path, monkeypatch, capsys, quick):
     class Stopped:
         def __init__(self, *_, **__):
             pass
@@ -159,11 +176,13 @@ def test_an_interrupt_tells_how_to_go_on(here, data, tmp_path, monkeypatch, caps
             raise KeyboardInterrupt
 
     monkeypatch.setattr(study_paper, "LocalGrid", Stopped)
+    size = ["--quick"] if quick else ["--pair", "gl-en", "--device", "cpu"]
     with pytest.raises(SystemExit) as end:
-        run(["paper", "--quick", "--out", str(tmp_path)])
+        run(["paper", *size, "--out", str(tmp_path)])
     assert end.value.code == 130
     told = capsys.readouterr()
-    assert "qknorm study paper --quick" in told.out and "what was saved" in told.err
+    assert f"qknorm study paper {size[0]}" in told.out and "what was saved" in told.err
+    assert ("half a day or more" in told.err) is not quick
 
 
 def test_when_time_is_up_it_ends_well_and_tells_how_to_go_on(here, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ import pytest
 from paper_cases import finish, prepare_copy
 
 from qknorm.scoring import compare
-from qknorm.studies.grid.jobs import Result, read_translations
+from qknorm.studies.grid.jobs import TRANSLATIONS, Result
 from qknorm.studies.grid.scores import MOSES, PLAIN, RELEASED, TOKENISED, TREEBANK
 from qknorm.studies.paper.comparing import SAMPLES, SEED, Compared, Comparer, combine_seeds, measure_name
 from qknorm.studies.paper.experiments import BEYOND, TABLES
@@ -28,7 +28,10 @@ def test_with_one_seed_it_is_koehns_test(data, tmp_path):
     finish(qknorm.job, data, wrong=1)
     _, line = Comparer().compare([baseline, qknorm])
     references = data.split("test").text("en")
-    systems = {each.system.name: read_translations(each.job.folder, len(references)) for each in (baseline, qknorm)}
+    systems = {
+        each.system.name: (each.job.folder / TRANSLATIONS).read_text(encoding="utf-8").splitlines()
+        for each in (baseline, qknorm)
+    }
     expected = compare(systems, [references], "baseline", samples=SAMPLES, seed=SEED, lang="en").systems[1]
     assert line.difference == pytest.approx(expected.difference)
     assert line.p == pytest.approx(expected.koehn_p)

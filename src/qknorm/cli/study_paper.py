@@ -8,14 +8,13 @@ from typing import Literal
 
 from rich.markup import escape
 
-from qknorm import files
 from qknorm.cli.display import console, parse, progress_bar, suggest, warn
 from qknorm.cli.grid_display import follow, require_finished, show_written, some_finished, tell_failures
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import unfinished
 from qknorm.studies.grid.local import LocalGrid, make_slots
-from qknorm.studies.kind import ABOUT, read_study
+from qknorm.studies.kind import mark, require_study
 from qknorm.studies.paper.experiments import (
     BEYOND,
     EXPERIMENTS,
@@ -97,7 +96,8 @@ def run(words: Sequence[str]) -> None:
     words = ["qknorm", "study", "paper", *words]
     if arguments.report:
         require_finished(arguments.out / RUNS, words)
-    _require_same_kind(arguments)
+    study = "paper --quick" if arguments.quick else "paper"
+    require_study(arguments.out, study)
     if arguments.quick:
         _prepare_demo(arguments.data)
     plan = make_plan(
@@ -116,12 +116,13 @@ def run(words: Sequence[str]) -> None:
         raise InputError(f"nothing can be run: {arguments.data} holds no prepared data of what is asked for")
     if arguments.report:
         require_finished(arguments.out / RUNS, words, plan.jobs)
-    end: End = "done" if arguments.report else _work(arguments, plan)
+    end: End = "done" if arguments.report else _work(arguments, plan, study)
     if some_finished(plan.jobs):
         from qknorm.studies.paper.figures import look_inside  # it imports PyTorch and Matplotlib
         from qknorm.studies.paper.report import write_report
 
         asked = arguments.figure, arguments.out, arguments.device, arguments.quick
+        mark(arguments.out, study)
         with progress_bar() as progress:
             extras = look_inside(plan, *asked, progress, warn)
         show_written(write_report(plan, arguments.out, shlex.join(words), extras), LEFT_TO_THE_PAGE)
@@ -167,18 +168,6 @@ def _experiments(arguments: Arguments) -> list[Experiment]:
     return [kept for each in chosen if (kept := each.choose(arguments.systems)).systems]
 
 
-def _require_same_kind(arguments: Arguments) -> None:
-    """Refuses the folder of another study, a quick one for a real one too: their pages would be lost."""
-    about = read_study(arguments.out, "paper")
-    if about is not None and about["paper"] != _about(arguments)["paper"]:
-        found, way_out = ("a", "leave out") if arguments.quick else ("a quick", "add")
-        raise InputError(f"{arguments.out} holds {found} study; {way_out} --quick, or name another --out")
-
-
-def _about(arguments: Arguments) -> dict[str, dict[str, bool]]:
-    return {"paper": {"quick": arguments.quick}}
-
-
 def _prepare_demo(folder: Path) -> None:
     with progress_bar() as progress:
         prepare_demo(folder, QUICK_MERGES, QUICK_TEST, progress)
@@ -187,14 +176,13 @@ def _prepare_demo(folder: Path) -> None:
 # ------------------------------------------------------------------ the work
 
 
-def _work(arguments: Arguments, plan: Plan) -> End:
+def _work(arguments: Arguments, plan: Plan, study: str) -> End:
     """Does what is not done; returns how it ended."""
     left = unfinished(plan.jobs)
     told = f"{len(plan.jobs)} runs, {len(plan.jobs) - len(left)} finished before"
     if not left:
         console.print(told, soft_wrap=True)
         return "done"
-    files.write_json(arguments.out / ABOUT, _about(arguments))
     try:
         if arguments.ray is not None:
             from qknorm.studies.grid.on_ray import run_on_ray
@@ -207,6 +195,7 @@ def _work(arguments: Arguments, plan: Plan) -> End:
             slots = make_slots(arguments.parallel, arguments.device)
             if slots[0].device == "cpu" and not arguments.quick:
                 warn("on a CPU each run takes half a day or more; --quick shows in a minute that all works")
+            mark(arguments.out, study)
             console.print(f"{told}; {len(slots)} at a time on {slots[0].device}", soft_wrap=True)
             with follow(plan.jobs) as show:
                 in_time = LocalGrid(plan.jobs, slots, show, max_minutes=arguments.max_minutes).run()

@@ -1,5 +1,6 @@
 """`qknorm study tune`."""
 
+import functools
 import math
 import shlex
 import time
@@ -13,9 +14,9 @@ from qknorm.config import Train, read_settings
 from qknorm.errors import InputError
 from qknorm.studies.demo_data import prepare_demo
 from qknorm.studies.grid.jobs import Job, unfinished
-from qknorm.studies.grid.local import LocalGrid, make_slots
+from qknorm.studies.grid.local import LocalGrid, Slot, make_slots
 from qknorm.studies.grid.scores import MOSES, TOKENISED, TREEBANK
-from qknorm.studies.kind import read_study
+from qknorm.studies.kind import require_study
 from qknorm.studies.paper.experiments import make_quick
 from qknorm.studies.published import nearest_pair
 from qknorm.studies.recipes import MERGES, WITHOUT_A_GPU, preset
@@ -91,15 +92,12 @@ class Arguments:
 def run(words: Sequence[str]) -> None:
     """Parses, trains what is missing stage by stage, and shows what helped."""
     arguments = _check(parse(Arguments, words, "study tune"))
-    read_study(arguments.out, "tune")
+    require_study(arguments.out, "tune")
     words = ["qknorm", "study", "tune", *words]
     if arguments.report:
         require_finished(arguments.out / RUNS, words)
     search = _search(arguments)
     work = _Work(arguments, search.data.base)
-    small = WITHOUT_A_GPU.get(arguments.preset)
-    if small and not arguments.quick and work.slots and work.slots[0].device == "cpu":
-        warn(f"on a CPU this takes days; smaller is --preset {small} --against {small}")
     done = all(work.do(stage[0].stage, [trial.job for trial in stage]) for stage in _stages(search))
     if done and arguments.test and not arguments.report:
         done = _test(search, work, arguments.device)
@@ -240,9 +238,16 @@ class _Work:
         self._arguments, self._text = arguments, text
         minutes = arguments.max_minutes
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
-        self.slots = [] if arguments.report else make_slots(arguments.parallel, arguments.device)
         self.interrupted = False
         self.jobs: list[Job] = []
+
+    @functools.cached_property
+    def _slots(self) -> list[Slot]:
+        slots = make_slots(self._arguments.parallel, self._arguments.device)
+        small = WITHOUT_A_GPU.get(self._arguments.preset)
+        if small and not self._arguments.quick and slots[0].device == "cpu":
+            warn(f"on a CPU this takes days; smaller is --preset {small} --against {small}")
+        return slots
 
     def do(self, stage: str, jobs: Sequence[Job]) -> bool:
         """Whether the stage is done, so that the next one can be chosen; what failed does not hold it up."""
@@ -252,11 +257,12 @@ class _Work:
         console.print(f"{stage}: {len(jobs)} runs, {len(jobs) - len(left)} finished before", soft_wrap=True)
         if not left or self._arguments.report:
             return not left
+        slots = self._slots
         keep_text(self._text, self._arguments.out)  # not before: what cannot be begun is to hold no folder
         minutes = None if self._end is None else max(0.0, self._end - time.monotonic()) / 60
         try:
             with follow(jobs) as show:
-                in_time = LocalGrid(jobs, self.slots, show, max_minutes=minutes).run()
+                in_time = LocalGrid(jobs, slots, show, max_minutes=minutes).run()
         except KeyboardInterrupt:
             warn("stopped; the same command goes on from what was saved")
             self.interrupted = True

@@ -246,7 +246,7 @@ def test_a_change_without_effect_is_named(here, tmp_path, capsys):
 
 
 def test_a_search_that_takes_days_on_a_cpu_names_the_small_preset(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study_tune._Work, "do", lambda self, stage, jobs: False)
+    monkeypatch.setattr(study_tune.LocalGrid, "run", lambda self: False)
     for words, warned in (([], True), (["--preset", "low-resource-small"], False)):
         run(["tune", "--data", str(data.folder), "--device", "cpu", "--only", "none", "--out", str(tmp_path), *words])
         told = "takes days; smaller is --preset low-resource-small --against low-resource-small"

@@ -201,17 +201,18 @@ def _account(folder: Path) -> dict[str, Any]:
     return account if isinstance(account.get("device_seconds"), float | int | None) else {}
 
 
-def read_translations(folder: Path, sentences: int, name: str = TRANSLATIONS) -> list[str]:
-    """The test set of so many sentences as a finished job translated it, or another file of its translations."""
+def read_translations(path: Path, sentences: int, remove: Path) -> list[str]:
+    """A file with a translation of each of so many sentences; `remove` is what to remove to have it made again."""
     try:
-        lines = (folder / name).read_bytes().decode().removesuffix("\n").split("\n")
+        text = path.read_bytes().decode()
+        lines = text.removesuffix("\n").split("\n") if text else []
         fault = "" if len(lines) == sentences else f"has {len(lines):,} lines for {sentences:,} sentences"
     except OSError as error:
         fault = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError:
         fault = "is damaged, and no UTF-8"
     if fault:
-        raise InputError(f"{folder / name} {fault}; remove {folder} to run it again")
+        raise InputError(f"{path} {fault}; remove {remove} and run the same again")
     return lines
 
 

@@ -219,7 +219,7 @@ def _connect(ray: Any, address: str) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         if port.isdecimal():  # Ray itself waits a quarter of an hour for who does not answer
-            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         told = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

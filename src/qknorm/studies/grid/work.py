@@ -2,8 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +27,14 @@ from qknorm.studies.grid.jobs import (
 )
 from qknorm.studies.grid.scores import Measure, measures_for
 from qknorm.text.prepared import PreparedData
+from qknorm.text.subwords import Tokenizer
 from qknorm.training.averaging import average
 from qknorm.training.checkpoint import DamagedCheckpoint, best_step, discard_after, list_steps, load_checkpoint, prune
 from qknorm.training.fit import train
 from qknorm.training.loop import Outcome, TrainingDiverged
 from qknorm.training.metrics import read_metrics
 from qknorm.training.parallel import choose_device
-from qknorm.training.run_folder import commit, is_run, load_translator, versions
+from qknorm.training.run_folder import TOKENIZER, commit, is_run, load_translator, read_run, versions
 
 
 def do(folder: Path, device: str | None = None, *, given_out: bool = False) -> Ending:
@@ -142,26 +142,26 @@ def _clear_unreadable(job: Job) -> str:
 
 def _train(job: Job, device: str | None) -> Outcome:
     begun = is_run(job.run) and bool(list_steps(job.run))
-    with _begin_anew_as_a_way_out(job) if begun else nullcontext():
-        outcome = train(job.data, job.run, None if begun else job.settings, resume=begun, device=device, quiet=True)
+    if begun:
+        _require_readable(job.run)
+    outcome = train(job.data, job.run, None if begun else job.settings, resume=begun, device=device, quiet=True)
     if outcome is None:
         raise InputError("a job is done by one process; run it without torchrun")
     return outcome
 
 
-@contextmanager
-def _begin_anew_as_a_way_out(job: Job) -> Iterator[None]:
-    """Of a run folder with a damaged file: the next command would fail by it again."""
+def _require_readable(run: Path) -> None:
+    """Refuses a run with a damaged file, by which every try would fail, with what helps."""
     try:
-        yield
+        read_run(run)
+        Tokenizer.load(run / TOKENIZER, "copy it from the prepared folder")
     except InputError as error:
-        raise InputError(f"{error}; or remove {job.run} to begin this run anew") from None
+        raise InputError(f"{error}; or remove {run} to begin it anew") from None
 
 
 def _score(job: Job, data: PreparedData, outcome: Outcome, device: str | None) -> Result:
     split = data.split(job.split)
-    with _begin_anew_as_a_way_out(job):
-        translator = load_translator(job.run, device=device)
+    translator = load_translator(job.run, device=device)
     translations = translator.translate(split.text(data.source))
     references = split.text(data.target)
     scores: dict[str, dict[str, Any]] = {}

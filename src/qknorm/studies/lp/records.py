@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from qknorm import files
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import Claim, find_holder, take
-from qknorm.studies.kind import ABOUT, read_study
+from qknorm.studies.kind import ABOUT, require_study
 from qknorm.studies.lp.corpus import Text
 from qknorm.studies.lp.design import ARMS, LpStudy, Run, fingerprint
 from qknorm.studies.tables import write_csv
@@ -92,6 +92,7 @@ class StudyFolder:
             "name": text.name, "sha256": text.digest, "characters": len(text.ids), "vocabulary": text.vocabulary
         }  # fmt: skip
         wanted = About(study, facts, fingerprint(study, text.digest))
+        require_study(path, "lp")
         if (path / ABOUT).exists():
             there = read_about(path)
             if there.fingerprint != wanted.fingerprint:
@@ -182,10 +183,10 @@ def write_curves(records: Sequence[Record], path: Path) -> None:
 def read_about(path: Path) -> About:
     """What a folder says of its study; refuses what is none, or damaged."""
     file = path / ABOUT
-    content = read_study(path, "lp")
-    if content is None:
+    require_study(path, "lp")
+    if not file.is_file():
         raise InputError(f"{path} holds no study (it has no {ABOUT}); run qknorm study lp --out {path} first")
-    _check_format(file, content)
+    content = _load(file)
     try:
         study = LpStudy.model_validate(content["settings"])
         about = About(study, content["text"], content["fingerprint"])
@@ -210,12 +211,6 @@ def _read_record(file: Path, expected: str) -> Record:
     return record
 
 
-def _check_format(file: Path, content: Any) -> None:
-    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
-    if version != FORMAT_VERSION:
-        raise InputError(f"{file} has format {version}, this version of qknorm reads {FORMAT_VERSION}; move it away")
-
-
 def _load(file: Path) -> Any:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -223,7 +218,9 @@ def _load(file: Path) -> Any:
         raise InputError(f"{file} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise InputError(f"{file} is damaged ({error}); delete it to run it again") from None
-    _check_format(file, content)
+    version = content.get("format_version", FORMAT_VERSION) if isinstance(content, dict) else FORMAT_VERSION
+    if version != FORMAT_VERSION:
+        raise InputError(f"{file} has format {version}, this version of qknorm reads {FORMAT_VERSION}; move it away")
     return content
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qknorm.scoring.paired_tests import koehn_p
 from qknorm.scoring.resampling import bootstrap_totals
-from qknorm.studies.grid.jobs import Result, read_device_seconds, read_result, read_translations
+from qknorm.studies.grid.jobs import TRANSLATIONS, Result, read_device_seconds, read_result, read_translations
 from qknorm.studies.grid.scores import PLAIN, RELEASED, TREEBANK, Measure, measures_for
 from qknorm.studies.paper.experiments import Experiment, System
 from qknorm.studies.paper.plan import Planned
@@ -142,7 +142,9 @@ class Comparer:
         if key not in self._draws:
             measure = Measure(name, each.data.target)
             references = each.data.split("test").text(each.data.target)
-            counts = measure.count(read_translations(each.job.folder, len(references)), references)
+            folder = each.job.folder
+            translations = read_translations(folder / TRANSLATIONS, len(references), remove=folder)
+            counts = measure.count(translations, references)
             totals = bootstrap_totals([counts], SAMPLES, SEED)[0]
             self._draws[key] = measure.metric.score_totals(totals)
         return self._draws[key]

@@ -9,7 +9,7 @@ from qknorm import files
 from qknorm.config import Cleaning, Prepare, Subwords
 from qknorm.errors import InputError
 from qknorm.progress import Progress
-from qknorm.studies.kind import ABOUT, read_study
+from qknorm.studies.kind import ABOUT, read_about
 from qknorm.text.prepare import prepare
 from qknorm.text.prepared import MANIFEST, PreparedData, fingerprint, text_name
 
@@ -85,7 +85,7 @@ def keep_text(base: PreparedData, out: Path) -> None:
 
 def _kept(out: Path) -> dict[str, Any] | None:
     """The text that the folder's own file tells; None where it has no such file."""
-    content = read_study(out, "tune")
+    content = read_about(out)
     if content is None:
         return None
     try:

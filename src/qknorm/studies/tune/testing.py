@@ -95,9 +95,10 @@ def tabulate_test(search: Search) -> Table | None:
     main = next(each for each in measures if each.name in (PLAIN, RELEASED))
     references = base.split("test").text(base.target)
     rows = []
-    theirs = [read_translations(path.parent, len(references), path.name) for path in known[search.reference_name]]
+    count = len(references)
+    theirs = [read_translations(path, count, remove=path) for path in known[search.reference_name]]
     for name, each in known.items():
-        ours = [read_translations(path.parent, len(references), path.name) for path in each]
+        ours = [read_translations(path, count, remove=path) for path in each]
         means = {one.name: fmean(one.score(lines, references).value for lines in ours) for one in measures}
         told = ("", "") if ours == theirs else _compare(main, ours, theirs, references, tests=not search.quick)
         rows.append((name, *(f"{value:.2f}" for value in means.values()), *told, str(len(ours))))
