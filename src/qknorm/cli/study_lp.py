@@ -20,6 +20,7 @@ from qknorm.cli.grid_display import draw_table, tell_page
 from qknorm.config import explain_validation
 from qknorm.errors import InputError
 from qknorm.studies.grid.claims import CLAIM
+from qknorm.studies.kind import require_study
 from qknorm.studies.lp.design import (
     MAIN_ARMS,
     QUICK_EXPONENTS,
@@ -188,6 +189,7 @@ def _gather(arguments: Arguments) -> "StudyFolder":
     """The folder with what --merge brings to it; a new one becomes what the first of those is."""
     from qknorm.studies.lp.records import StudyFolder, read_about
 
+    require_study(arguments.out, "lp")
     if arguments.merge and not (arguments.out / "study.json").exists():
         StudyFolder(arguments.out, read_about(arguments.merge[0])).write_about()
     folder = StudyFolder.open(arguments.out)

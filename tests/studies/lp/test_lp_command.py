@@ -167,6 +167,11 @@ def test_reports_and_merges_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no study"):
         run(["lp", *out, "--merge", str(tmp_path / "nowhere")])
     assert not list(tmp_path.iterdir())
+    older = tmp_path / "older"  # of a study from before its folder said which it is
+    (older / "runs" / "0-0").mkdir(parents=True)
+    (older / "runs" / "0-0" / "job.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="older holds a study of qknorm study paper; name another folder"):
+        run(["lp", "--out", str(older), "--merge", str(tmp_path / "nowhere")])
 
 
 def test_a_report_before_any_run_is_finished(text: Path, tmp_path: Path) -> None:
